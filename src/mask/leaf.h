@@ -1,0 +1,107 @@
+// What every mask leaf is made of: the frame it is evaluated in, its parameters, its tile classes.
+//
+// A leaf is a POD struct in src/mask/leaf/<name>.h with
+//   kName                                  its name, equal to the file's stem
+//   fields(visitor)                        visits (name, member, dims, doc) of every parameter
+//   Row row(frame, i), Col col(frame, j)   what can be hoisted out of the inner loop
+//   bool visible(Row, Col)                 THE MEANING; everything else follows from it
+//   RowBlock rows(frame, i0, i1)           what rows [i0, i1) can hold; i0 < i1, inside [0, Lq)
+//   ColBlock cols(frame, j0, j1)           the same for keys
+//   Tile classify(frame, RowBlock, ColBlock)   O(1); kPartial when unsure, never wrongly else
+//   Span key_span(frame, RowBlock)         the keys that these rows can reach at all
+//   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
+// A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
+// and defines merge(RowBlock, RowBlock) / merge(ColBlock, ColBlock); the plan then stores one block
+// per 64 rows/keys. Host, CPU kernels and GPU kernels compile this same text.
+#pragma once
+
+#include "base/hd.h"
+
+namespace jali {
+
+/// One (sequence, query head) of a call. Rows 0 <= i < num_rows, keys 0 <= j < num_keys.
+struct Frame {
+  i32 b = 0;         // sequence
+  i32 h = 0;         // query head
+  i32 num_rows = 0;  // Lq of this sequence
+  i32 num_keys = 0;  // Lk of this sequence
+  i32 q_offset = 0;  // row i stands at position p = i + q_offset
+  i32 q_start = 0;   // first token of this sequence in packed per-row tables (varlen), else 0
+  i32 k_start = 0;   // the same for keys
+};
+
+/// Tile classes, ordered so that AND = min, OR = max, NOT = 2 - x (Kleene's three-valued logic).
+enum class Tile : u8 { kEmpty = 0, kPartial = 1, kFull = 2 };
+
+JALI_HD constexpr Tile tile_of(bool empty, bool full) {
+  return empty ? Tile::kEmpty : (full ? Tile::kFull : Tile::kPartial);
+}
+
+/// Half-open range of keys or rows; empty when end <= begin. May exceed the bounds of the frame.
+struct Span {
+  i32 begin, end;
+};
+JALI_HD constexpr Span everything() { return {-kFar, kFar}; }
+
+/// Inclusive range of integers, the usual content of a RowBlock or ColBlock; empty when hi < lo.
+struct Range {
+  i32 lo, hi;
+};
+JALI_HD constexpr Range merge(Range a, Range b) { return {min_of(a.lo, b.lo), max_of(a.hi, b.hi)}; }
+
+/// An integer parameter: absent, one number, or one number per batch entry or head (int32 table).
+struct Scalar {
+  i32 value = 0;
+  i32 given = 0;              // 0: absent
+  const i32* data = nullptr;  // null: `value` holds for all
+  i64 stride = 0;
+  i32 size = 1;
+  i32 head_div = 1;  // dims "H": Hq / size
+  JALI_HD i32 at_batch(i32 b) const {
+    return data ? data[clamp_to(b, 0, size - 1) * stride] : value;
+  }
+  JALI_HD i32 at_head(i32 h) const {
+    return data ? data[clamp_to(h / head_div, 0, size - 1) * stride] : value;
+  }
+};
+
+/// The position that row i stands at for a leaf with an own (optional, per-batch) offset.
+JALI_HD i32 position(const Frame& f, const Scalar& offset, i32 i) {
+  return i + (offset.given ? offset.at_batch(f.b) : f.q_offset);
+}
+
+/// A per-token table, dims "BHQ" or "BHK" (or a prefix-less "BQ", "BK"): data[b, h, l], where a
+/// batch or head dim of size 1 broadcasts (stride 0). `packed`: one row of Tq or Tk tokens for all
+/// sequences, read at the sequence's first token + l. Reads are clamped.
+template <class T>
+struct TokenTable {
+  const T* data = nullptr;  // null: absent
+  i64 stride_b = 0, stride_h = 0, stride_l = 1;
+  i32 length = 0;
+  i32 head_div = 1;  // Hq / (heads of the table)
+  i32 packed = 0;
+  JALI_HD bool given() const { return data != nullptr; }
+  JALI_HD T at(i32 b, i32 h, i32 start, i32 l) const {
+    i32 at = packed ? start + l : l;
+    return data[b * stride_b + (h / head_div) * stride_h + clamp_to(at, 0, length - 1) * stride_l];
+  }
+};
+
+/// A table over two index dims, dims "BHQK": data[b, h, r, c]; a dim of size 1 broadcasts.
+template <class T>
+struct GridTable {
+  const T* data = nullptr;
+  i64 stride_b = 0, stride_h = 0, stride_r = 0, stride_c = 1;
+  i32 num_rows = 0, num_cols = 0;
+  i32 head_div = 1;
+  JALI_HD bool given() const { return data != nullptr; }
+  JALI_HD const T* row(i32 b, i32 h, i32 r) const {
+    return data + b * stride_b + (h / head_div) * stride_h +
+           clamp_to(r, 0, num_rows - 1) * stride_r;
+  }
+  JALI_HD T at(i32 b, i32 h, i32 r, i32 c) const {
+    return row(b, h, r)[clamp_to(c, 0, num_cols - 1) * stride_c];
+  }
+};
+
+}  // namespace jali

@@ -1,0 +1,70 @@
+// Document: a row sees the keys of its own document.
+#pragma once
+
+#include "mask/leaf.h"
+
+namespace jali::leaf {
+
+/// Key j is visible when q_ids[b, i] == k_ids[b, j] >= 0. With one table (k_ids absent) the row at
+/// position p = i + q_offset reads q_ids[b, p]; outside the table it sees nothing.
+struct Document {
+  static constexpr const char* kName = "document";
+  static constexpr bool kRowsReadTables = true, kColsReadTables = true;
+  TokenTable<i32> q_ids, k_ids;
+
+  template <class V>
+  void fields(V&& v) {
+    v("q_ids", q_ids, "BQ", "document of each row [B, Lq], or, alone, of each token [B, Lk]");
+    v("k_ids", k_ids, "BK?", "document of each key [B, Lk]; absent: q_ids, read at the position");
+  }
+
+  struct Row {
+    i32 id;
+  };
+  struct Col {
+    i32 id;
+  };
+  JALI_HD Row row(const Frame& f, i32 i) const {
+    if (k_ids.given()) return {q_ids.at(f.b, f.h, f.q_start, i)};
+    i32 p = i + f.q_offset;
+    bool inside = p >= 0 && p < (q_ids.packed ? f.num_keys : q_ids.length);
+    return {inside ? q_ids.at(f.b, f.h, f.k_start, p) : -1};
+  }
+  JALI_HD Col col(const Frame& f, i32 j) const {
+    return {(k_ids.given() ? k_ids : q_ids).at(f.b, f.h, f.k_start, j)};
+  }
+  JALI_HD bool visible(Row r, Col c) const { return (r.id == c.id) & (r.id >= 0); }
+
+  /// Smallest and largest valid id; `holes`: an invalid (negative) one is among them.
+  struct Block {
+    Range ids;
+    i32 holes;
+  };
+  using RowBlock = Block;
+  using ColBlock = Block;
+  JALI_HD static Block merge(Block a, Block b) {
+    return {jali::merge(a.ids, b.ids), a.holes | b.holes};
+  }
+  JALI_HD static Block of(i32 id) { return id >= 0 ? Block{{id, id}, 0} : Block{{kFar, -kFar}, 1}; }
+  JALI_HD RowBlock rows(const Frame& f, i32 i0, i32 i1) const {
+    Block x = of(row(f, i0).id);
+    for (i32 i = i0 + 1; i < i1; ++i) x = merge(x, of(row(f, i).id));
+    return x;
+  }
+  JALI_HD ColBlock cols(const Frame& f, i32 j0, i32 j1) const {
+    Block x = of(col(f, j0).id);
+    for (i32 j = j0 + 1; j < j1; ++j) x = merge(x, of(col(f, j).id));
+    return x;
+  }
+  JALI_HD Tile classify(const Frame&, RowBlock r, ColBlock c) const {
+    bool empty =
+        r.ids.hi < c.ids.lo || c.ids.hi < r.ids.lo || r.ids.hi < r.ids.lo || c.ids.hi < c.ids.lo;
+    bool one = r.ids.lo == r.ids.hi && c.ids.lo == c.ids.hi;
+    return tile_of(empty, one && !(r.holes | c.holes));
+  }
+  // No bound in closed form; the plan narrows it from the stored blocks.
+  JALI_HD Span key_span(const Frame&, RowBlock) const { return everything(); }
+  JALI_HD Span row_span(const Frame&, ColBlock) const { return everything(); }
+};
+
+}  // namespace jali::leaf

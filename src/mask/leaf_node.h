@@ -1,0 +1,68 @@
+// A leaf at run time: what the host calls when it does not know the leaf's type.
+#pragma once
+
+#include <jali/jali.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mask/leaf.h"
+
+namespace jali {
+
+/// The part of a mask's parameters that one leaf consumes, with the problem it is bound to.
+struct BindContext {
+  const Shape& shape;
+  const std::int64_t* scalars;  // next unread scalar; advanced by the binder
+  const TensorView* tables;     // next unread table
+  const std::int64_t* scalars_end;
+  const TensorView* tables_end;
+};
+
+/// One parameter of a leaf, for documentation, factories and tests.
+struct FieldInfo {
+  std::string name, type, dims, doc;
+};
+
+/// A leaf bound to a problem. RowBlock and ColBlock are opaque bytes of the stated size.
+class LeafNode {
+ public:
+  virtual ~LeafNode() = default;
+  virtual const char* name() const = 0;
+  virtual int row_block_bytes() const = 0;  // at most kMaxBlockBytes, aligned to 8
+  virtual int col_block_bytes() const = 0;
+  virtual bool rows_read_tables() const = 0;
+  virtual bool cols_read_tables() const = 0;
+  /// Whether cells may differ between sequences / heads (a table with that dim > 1).
+  virtual bool varies_by_batch() const = 0;
+  virtual bool varies_by_head() const = 0;
+  virtual void rows(const Frame& f, i32 i0, i32 i1, void* out) const = 0;
+  virtual void cols(const Frame& f, i32 j0, i32 j1, void* out) const = 0;
+  virtual void merge_rows(void* into, const void* block) const = 0;
+  virtual void merge_cols(void* into, const void* block) const = 0;
+  virtual Tile classify(const Frame& f, const void* row_block, const void* col_block) const = 0;
+  virtual Span key_span(const Frame& f, const void* row_block) const = 0;
+  virtual Span row_span(const Frame& f, const void* col_block) const = 0;
+  /// The cells of rows [i0, i1) and keys [j0, j1): bit c of word w of row r is the cell
+  /// (i0 + r, j0 + 64 w + c); rows are `stride` words apart; bits beyond j1 are 0.
+  virtual void fill(const Frame& f, i32 i0, i32 i1, i32 j0, i32 j1, u64* bits,
+                    i64 stride) const = 0;
+
+  static constexpr int kMaxBlockBytes = 1024;
+};
+
+/// What is known of a leaf kind before it is bound.
+struct LeafKind {
+  std::string name;
+  std::vector<FieldInfo> fields;
+  /// `code`, `code_size`: the leaf's own part of the program, behind its kind and length.
+  std::unique_ptr<LeafNode> (*bind)(BindContext&, const std::int64_t* code, std::int64_t code_size);
+};
+
+/// All leaf kinds, sorted by name. The build generates the list from src/mask/leaf/*.h.
+const std::vector<LeafKind>& leaf_kinds();
+/// The kind with this leaf_kind() number, or null.
+const LeafKind* find_leaf(std::int64_t kind);
+
+}  // namespace jali
