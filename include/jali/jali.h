@@ -10,6 +10,9 @@
 #include <utility>
 #include <vector>
 
+// The library hides everything but what this header declares.
+#pragma GCC visibility push(default)
+
 namespace jali {
 
 /// What was wrong, what was expected, how to mend it.
@@ -200,3 +203,5 @@ void attention_truth(const TensorView& q, const TensorView& k, const TensorView&
                      const AttentionGrads& grads);
 
 }  // namespace jali
+
+#pragma GCC visibility pop

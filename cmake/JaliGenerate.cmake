@@ -1,0 +1,45 @@
+# What the build writes from the tree:
+#   leaf_list.h        every src/mask/leaf/*.h included, and JALI_FOR_EACH_LEAF(X) over them
+#   source_pack.{h,cpp}  the texts that kernels compiled at run time may include
+set(JALI_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
+
+file(GLOB leaf_headers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/leaf/*.h)
+list(SORT leaf_headers)
+set(includes "")
+set(entries "")
+foreach(header IN LISTS leaf_headers)
+  get_filename_component(stem ${header} NAME_WE)
+  string(REPLACE "_" ";" words ${stem})
+  set(camel "")
+  foreach(word IN LISTS words)
+    string(SUBSTRING ${word} 0 1 head)
+    string(SUBSTRING ${word} 1 -1 tail)
+    string(TOUPPER ${head} head)
+    string(APPEND camel ${head}${tail})
+  endforeach()
+  string(APPEND includes "#include \"mask/leaf/${stem}.h\"\n")
+  string(APPEND entries " \\\n  X(${camel}, ${stem})")
+endforeach()
+file(CONFIGURE OUTPUT generated/leaf_list.h @ONLY NEWLINE_STYLE UNIX CONTENT
+"// Written by the build from src/mask/leaf/*.h: X(struct in jali::leaf, name), sorted by name.
+#pragma once
+
+@includes@
+#define JALI_FOR_EACH_LEAF(X)@entries@
+")
+
+# The pack starts from the leaves and the tree that combines them, and follows their includes.
+set(pack_roots ${leaf_headers})
+if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/combine.h)
+  list(APPEND pack_roots ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/combine.h)
+endif()
+file(GLOB pack_candidates CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/base/*.h
+     ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/*.h)
+add_custom_command(
+  OUTPUT ${JALI_GENERATED_DIR}/source_pack.cpp ${JALI_GENERATED_DIR}/source_pack.h
+  COMMAND ${CMAKE_COMMAND} "-DROOTS=${pack_roots}" -DSOURCE_DIR=${CMAKE_CURRENT_SOURCE_DIR}/src
+          -DOUT=${JALI_GENERATED_DIR}/source_pack -P ${CMAKE_CURRENT_LIST_DIR}/source_pack.cmake
+  DEPENDS ${pack_roots} ${pack_candidates} ${CMAKE_CURRENT_LIST_DIR}/source_pack.cmake
+  COMMENT "Embedding device sources"
+  VERBATIM)
+set(JALI_GENERATED_SOURCES ${JALI_GENERATED_DIR}/source_pack.cpp ${JALI_GENERATED_DIR}/source_pack.h)
