@@ -10,6 +10,11 @@
 //   Tile classify(frame, RowBlock, ColBlock)   O(1); kPartial when unsure, never wrongly else
 //   Span key_span(frame, RowBlock)         the keys that these rows can reach at all
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
+//   const char* valid(frame, read_tables)  optional: null, or what is wrong with the parameters and
+//                                          what was expected; may read tables only if told so
+// dims of a field: "" one number, "B" or "H" a Scalar, "BQ", "BK", "BHQ", "BHK" a TokenTable, "BHQK"
+// or "BHRC" a GridTable; a trailing "?" makes it optional. A TokenTable whose last dim is neither Q
+// nor K (block_csr's lists) has any length and is never packed.
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
 // and defines merge(RowBlock, RowBlock) / merge(ColBlock, ColBlock); the plan then stores one block
 // per 64 rows/keys. Host, CPU kernels and GPU kernels compile this same text.
@@ -48,6 +53,25 @@ struct Range {
   i32 lo, hi;
 };
 JALI_HD constexpr Range merge(Range a, Range b) { return {min_of(a.lo, b.lo), max_of(a.hi, b.hi)}; }
+
+/// Extremes of half-open intervals [lo, hi), one per row or key. An empty interval leaves `reach`
+/// as it is and empties `common`.
+struct Intervals {
+  Span reach;   // hull of the intervals; empty when end <= begin
+  Span common;  // their intersection
+};
+JALI_HD constexpr Intervals intervals_of(Span x) {
+  return x.begin < x.end ? Intervals{x, x} : Intervals{{kFar, -kFar}, {kFar, -kFar}};
+}
+JALI_HD constexpr Intervals merge(Intervals a, Intervals b) {
+  return {{min_of(a.reach.begin, b.reach.begin), max_of(a.reach.end, b.reach.end)},
+          {max_of(a.common.begin, b.common.begin), min_of(a.common.end, b.common.end)}};
+}
+/// Do the points lie in no interval, or in all of them?
+JALI_HD constexpr Tile classify(Intervals x, Range points) {
+  return tile_of(points.hi < x.reach.begin || points.lo >= x.reach.end,
+                 points.lo >= x.common.begin && points.hi < x.common.end);
+}
 
 /// An integer parameter: absent, one number, or one number per batch entry or head (int32 table).
 struct Scalar {
