@@ -1,0 +1,119 @@
+// Mask trees as types: And<Or<Window, Prefix>, Document> has the interface of a leaf (see leaf.h),
+// so a kernel compiled for it evaluates the whole tree as if it were one leaf.
+//
+// A tree has no merge(): stored blocks belong to leaves, and rows()/cols() of a tree compose what
+// its leaves give.
+#pragma once
+
+#include "mask/leaf.h"
+
+namespace jali {
+
+JALI_HD constexpr bool is_empty(Span s) { return s.end <= s.begin; }
+JALI_HD constexpr Span intersection(Span a, Span b) {
+  return {max_of(a.begin, b.begin), min_of(a.end, b.end)};
+}
+JALI_HD constexpr Span hull(Span a, Span b) {
+  if (is_empty(a)) return b;
+  if (is_empty(b)) return a;
+  return {min_of(a.begin, b.begin), max_of(a.end, b.end)};
+}
+
+/// What And and Or share: a pair of everything.
+template <class A, class B>
+struct Pair {
+  static constexpr bool kRowsReadTables = A::kRowsReadTables || B::kRowsReadTables;
+  static constexpr bool kColsReadTables = A::kColsReadTables || B::kColsReadTables;
+  A a;
+  B b;
+
+  struct Row {
+    typename A::Row a;
+    typename B::Row b;
+  };
+  struct Col {
+    typename A::Col a;
+    typename B::Col b;
+  };
+  JALI_HD Row row(const Frame& f, i32 i) const { return {a.row(f, i), b.row(f, i)}; }
+  JALI_HD Col col(const Frame& f, i32 j) const { return {a.col(f, j), b.col(f, j)}; }
+
+  struct RowBlock {
+    typename A::RowBlock a;
+    typename B::RowBlock b;
+  };
+  struct ColBlock {
+    typename A::ColBlock a;
+    typename B::ColBlock b;
+  };
+  JALI_HD RowBlock rows(const Frame& f, i32 i0, i32 i1) const {
+    return {a.rows(f, i0, i1), b.rows(f, i0, i1)};
+  }
+  JALI_HD ColBlock cols(const Frame& f, i32 j0, i32 j1) const {
+    return {a.cols(f, j0, j1), b.cols(f, j0, j1)};
+  }
+};
+
+/// Visible where both are.
+template <class A, class B>
+struct And : Pair<A, B> {
+  using Base = Pair<A, B>;
+  using typename Base::Col, typename Base::ColBlock, typename Base::Row, typename Base::RowBlock;
+  JALI_HD bool visible(Row r, Col c) const {
+    return this->a.visible(r.a, c.a) & this->b.visible(r.b, c.b);
+  }
+  JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
+    return min_of(this->a.classify(f, r.a, c.a), this->b.classify(f, r.b, c.b));
+  }
+  JALI_HD Span key_span(const Frame& f, RowBlock r) const {
+    return intersection(this->a.key_span(f, r.a), this->b.key_span(f, r.b));
+  }
+  JALI_HD Span row_span(const Frame& f, ColBlock c) const {
+    return intersection(this->a.row_span(f, c.a), this->b.row_span(f, c.b));
+  }
+};
+
+/// Visible where either is.
+template <class A, class B>
+struct Or : Pair<A, B> {
+  using Base = Pair<A, B>;
+  using typename Base::Col, typename Base::ColBlock, typename Base::Row, typename Base::RowBlock;
+  JALI_HD bool visible(Row r, Col c) const {
+    return this->a.visible(r.a, c.a) | this->b.visible(r.b, c.b);
+  }
+  JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
+    return max_of(this->a.classify(f, r.a, c.a), this->b.classify(f, r.b, c.b));
+  }
+  JALI_HD Span key_span(const Frame& f, RowBlock r) const {
+    return hull(this->a.key_span(f, r.a), this->b.key_span(f, r.b));
+  }
+  JALI_HD Span row_span(const Frame& f, ColBlock c) const {
+    return hull(this->a.row_span(f, c.a), this->b.row_span(f, c.b));
+  }
+};
+
+/// Visible where the other is not (inside the bounds of the frame, which no mask knows).
+template <class A>
+struct Not {
+  static constexpr bool kRowsReadTables = A::kRowsReadTables;
+  static constexpr bool kColsReadTables = A::kColsReadTables;
+  A a;
+
+  using Row = typename A::Row;
+  using Col = typename A::Col;
+  using RowBlock = typename A::RowBlock;
+  using ColBlock = typename A::ColBlock;
+  JALI_HD Row row(const Frame& f, i32 i) const { return a.row(f, i); }
+  JALI_HD Col col(const Frame& f, i32 j) const { return a.col(f, j); }
+  JALI_HD bool visible(Row r, Col c) const { return !a.visible(r, c); }
+  JALI_HD RowBlock rows(const Frame& f, i32 i0, i32 i1) const { return a.rows(f, i0, i1); }
+  JALI_HD ColBlock cols(const Frame& f, i32 j0, i32 j1) const { return a.cols(f, j0, j1); }
+  JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
+    return static_cast<Tile>(2 - static_cast<i32>(a.classify(f, r, c)));
+  }
+  // The complement of a span is no span.
+  JALI_HD Span key_span(const Frame&, RowBlock) const { return everything(); }
+  JALI_HD Span row_span(const Frame&, ColBlock) const { return everything(); }
+};
+
+}  // namespace jali

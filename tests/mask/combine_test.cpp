@@ -1,0 +1,132 @@
+// A tree against its meaning, cell by cell, and its classes and spans against its cells.
+#include "mask/combine.h"
+
+#include <string>
+
+#include "check.h"
+#include "leaf_list.h"
+#include "source_pack.h"
+
+using namespace jali;
+
+namespace {
+
+/// Checks that classes and spans of `mask` are sound for every tile of a frame, and its cells
+/// against `meaning(p, j)`.
+template <class M, class Meaning>
+void check_tree(const M& mask, Meaning meaning) {
+  for (i32 q_offset : {-3, 0, 5}) {
+    Frame f;
+    f.num_rows = 21;
+    f.num_keys = 26;
+    f.q_offset = q_offset;
+    for (i32 i = 0; i < f.num_rows; ++i) {
+      for (i32 j = 0; j < f.num_keys; ++j) {
+        if (!CHECK_EQ(mask.visible(mask.row(f, i), mask.col(f, j)), meaning(i + q_offset, j)))
+          return;
+      }
+    }
+    for (i32 i0 = 0; i0 < f.num_rows; i0 += 4) {
+      i32 i1 = min_of(i0 + 4, f.num_rows);
+      auto r = mask.rows(f, i0, i1);
+      Span keys = mask.key_span(f, r);
+      for (i32 j0 = 0; j0 < f.num_keys; j0 += 3) {
+        i32 j1 = min_of(j0 + 3, f.num_keys);
+        auto c = mask.cols(f, j0, j1);
+        Span rows = mask.row_span(f, c);
+        int num_visible = 0;
+        for (i32 i = i0; i < i1; ++i) {
+          for (i32 j = j0; j < j1; ++j) {
+            if (!meaning(i + q_offset, j)) continue;
+            ++num_visible;
+            CHECK(j >= keys.begin && j < keys.end);
+            CHECK(i >= rows.begin && i < rows.end);
+          }
+        }
+        Tile tile = mask.classify(f, r, c);
+        if (tile == Tile::kEmpty) CHECK_EQ(num_visible, 0);
+        if (tile == Tile::kFull) CHECK_EQ(num_visible, (i1 - i0) * (j1 - j0));
+      }
+    }
+  }
+}
+
+Scalar number(i32 value) {
+  Scalar s;
+  s.value = value;
+  s.given = 1;
+  return s;
+}
+
+leaf::Window window(i32 left, i32 right) {
+  leaf::Window w;
+  w.left = number(left);
+  w.right = number(right);
+  return w;
+}
+
+leaf::Prefix prefix(i32 length) {
+  leaf::Prefix p;
+  p.length = number(length);
+  return p;
+}
+
+}  // namespace
+
+TEST(and_or_not_follow_their_meaning) {
+  And<leaf::Causal, Or<leaf::Window, leaf::Prefix>> streaming;
+  streaming.b.a = window(4, 0);
+  streaming.b.b = prefix(2);
+  check_tree(streaming, [](i32 p, i32 j) { return j <= p && (p - j <= 4 || j < 2); });
+
+  Not<leaf::Causal> future;
+  check_tree(future, [](i32 p, i32 j) { return j > p; });
+
+  And<Not<leaf::Prefix>, Not<leaf::Window>> far;
+  far.a.a = prefix(3);
+  far.b.a = window(2, 5);
+  check_tree(far, [](i32 p, i32 j) { return j >= 3 && (j < p - 2 || j > p + 5); });
+
+  Or<leaf::Causal, Not<leaf::Causal>> tautology;
+  check_tree(tautology, [](i32, i32) { return true; });
+}
+
+TEST(classes_are_not_lazy) {
+  And<leaf::Causal, leaf::Window> band;
+  band.b = window(8, 8);
+  Frame f;
+  f.num_rows = f.num_keys = 64;
+  auto r = band.rows(f, 32, 36);
+  CHECK_EQ(band.classify(f, r, band.cols(f, 0, 4)), Tile::kEmpty);
+  CHECK_EQ(band.classify(f, r, band.cols(f, 28, 32)), Tile::kFull);
+  CHECK_EQ(band.classify(f, r, band.cols(f, 32, 36)), Tile::kPartial);
+  CHECK_EQ(band.key_span(f, r).begin, 24);
+  CHECK_EQ(band.key_span(f, r).end, 36);
+}
+
+TEST(hull_ignores_empty_spans) {
+  CHECK_EQ(hull({5, 5}, {7, 9}).begin, 7);
+  CHECK_EQ(hull({2, 3}, {4, 0}).end, 3);
+  CHECK(is_empty(intersection({0, 4}, {4, 8})));
+}
+
+TEST(source_pack_holds_every_leaf_and_what_it_includes) {
+  auto packed = [](const std::string& name) {
+    for (const PackedSource* s = kSourcePack; s->name; ++s) {
+      if (s->name == name) return true;
+    }
+    return false;
+  };
+#define JALI_CHECK_PACKED(Struct, name) CHECK(packed("mask/leaf/" #name ".h"));
+  JALI_FOR_EACH_LEAF(JALI_CHECK_PACKED)
+#undef JALI_CHECK_PACKED
+  CHECK(packed("mask/combine.h"));
+  const std::string mark = "\n#include \"";
+  for (const PackedSource* s = kSourcePack; s->name; ++s) {
+    std::string text = s->text;
+    for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark, at + 1)) {
+      std::size_t from = at + mark.size();
+      CHECK(packed(text.substr(from, text.find('"', from) - from)));
+    }
+  }
+}
