@@ -3,6 +3,8 @@
 // A leaf is a POD struct in src/mask/leaf/<name>.h with
 //   kName                                  its name, equal to the file's stem
 //   fields(visitor)                        visits (name, member, dims, doc) of every parameter
+//   const char* valid(Lq, Lk)              optional: what is wrong with the parameters, or null
+//   const char* valid_tables(frame)        optional: the same for contents of tables (CPU only)
 //   Row row(frame, i), Col col(frame, j)   what can be hoisted out of the inner loop
 //   bool visible(Row, Col)                 THE MEANING; everything else follows from it
 //   RowBlock rows(frame, i0, i1)           what rows [i0, i1) can hold; i0 < i1, inside [0, Lq)
@@ -10,11 +12,6 @@
 //   Tile classify(frame, RowBlock, ColBlock)   O(1); kPartial when unsure, never wrongly else
 //   Span key_span(frame, RowBlock)         the keys that these rows can reach at all
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
-//   const char* valid(frame, read_tables)  optional: null, or what is wrong with the parameters and
-//                                          what was expected; may read tables only if told so
-// dims of a field: "" one number, "B" or "H" a Scalar, "BQ", "BK", "BHQ", "BHK" a TokenTable, "BHQK"
-// or "BHRC" a GridTable; a trailing "?" makes it optional. A TokenTable whose last dim is neither Q
-// nor K (block_csr's lists) has any length and is never packed.
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
 // and defines merge(RowBlock, RowBlock) / merge(ColBlock, ColBlock); the plan then stores one block
 // per 64 rows/keys. Host, CPU kernels and GPU kernels compile this same text.

@@ -18,12 +18,12 @@ struct BlockBitset {
     v("block_rows", block_rows, "", "rows per block, at least 1");
     v("block_keys", block_keys, "", "keys per block, at least 1");
   }
-  JALI_HD const char* valid(const Frame& f, bool) const {
+  JALI_HD const char* valid(i32 Lq, i32 Lk) const {
     i32 m = block_rows.value, n = block_keys.value;
     if (m < 1 || n < 1) return "the block must be at least 1 row by 1 key";
-    if (blocks.num_rows > 1 && i64(blocks.num_rows) * m < f.num_rows)
+    if (blocks.num_rows > 1 && i64(blocks.num_rows) * m < Lq)
       return "blocks has too few block rows: ceil(Lq / block_rows) are needed (or 1, for all)";
-    if (blocks.num_cols > 1 && i64(blocks.num_cols) * n < f.num_keys)
+    if (blocks.num_cols > 1 && i64(blocks.num_cols) * n < Lk)
       return "blocks has too few block columns: ceil(Lk / block_keys) are needed (or 1, for all)";
     return nullptr;
   }

@@ -17,7 +17,7 @@ struct BlockCsr {
   template <class V>
   void fields(V&& v) {
     v("row_ptr", row_ptr, "BHP", "where each block row's list begins [B, H, block rows + 1]");
-    v("col_idx", col_idx, "BHN", "block columns [B, H, n], increasing within each list");
+    v("col_idx", col_idx, "BHP", "block columns [B, H, n], increasing within each list");
     v("block_rows", block_rows, "", "rows per block, at least 1");
     v("block_keys", block_keys, "", "keys per block, at least 1");
   }
@@ -56,14 +56,15 @@ struct BlockCsr {
     return at < r.count && entry(r, at) == c.block;
   }
 
-  JALI_HD const char* valid(const Frame& f, bool read_tables) const {
+  JALI_HD const char* valid(i32 Lq, i32) const {
     i32 m = block_rows.value, n = block_keys.value;
     if (m < 1 || n < 1) return "the block must be at least 1 row by 1 key";
-    i32 num_lists = ceil_div(f.num_rows, m);
-    if (row_ptr.length < num_lists + 1)
+    if (row_ptr.length < ceil_div(Lq, m) + 1)
       return "row_ptr is too short: ceil(Lq / block_rows) + 1 entries are needed";
-    if (!read_tables) return nullptr;
-    for (i32 y = 0; y < num_lists; ++y) {
+    return nullptr;
+  }
+  JALI_HD const char* valid_tables(const Frame& f) const {
+    for (i32 y = 0; y < ceil_div(f.num_rows, block_rows.value); ++y) {
       i32 begin = row_ptr.at(f.b, f.h, 0, y), end = row_ptr.at(f.b, f.h, 0, y + 1);
       if (begin < 0 || begin > end || end > col_idx.length)
         return "row_ptr must not decrease and must stay within 0 and the length of col_idx";

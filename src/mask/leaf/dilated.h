@@ -16,7 +16,7 @@ struct Dilated {
     v("step", step, "", "distance between visible keys, at least 1");
     v("offset", offset, "B?", "position of row 0, int or [B]; absent: the call's q_offset");
   }
-  JALI_HD const char* valid(const Frame&, bool) const {
+  JALI_HD const char* valid(i32, i32) const {
     return step.value >= 1 ? nullptr : "step must be at least 1";
   }
 

@@ -32,7 +32,7 @@ struct Neighborhood {
     v("causal1", causal[1], "", "the same along dim 1");
     v("causal2", causal[2], "", "the same along dim 2");
   }
-  JALI_HD const char* valid(const Frame&, bool) const {
+  JALI_HD const char* valid(i32, i32) const {
     i64 points = 1;
     for (i32 d = 0; d < kDims; ++d) {
       if (shape[d].value < 1 || kernel[d].value < 1 || dilation[d].value < 1)
