@@ -151,14 +151,13 @@ def main(wanted: list[str]) -> int:
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside Python's lock
         results = dict(zip(todo, pool.map(nvrtc.compile, todo, todo.values())))
     failed = {name: error for name, (error, _) in results.items() if error}
-    for name, (error, summary) in results.items():
+    for name, (_, summary) in results.items():
         print(f"  {name:24} {summary or 'FAILED'}")
     for name, error in failed.items():
         print(f"\n{name} {error}")
     seconds = time.perf_counter() - begin
-    print(
-        f"NVRTC {ARCH}: {len(results) - len(failed)} passed, {len(failed)} failed in {seconds:.1f} s"
-    )
+    passed = len(results) - len(failed)
+    print(f"NVRTC {ARCH}: {passed} passed, {len(failed)} failed in {seconds:.1f} s")
     return 1 if failed or not results else 0
 
 
