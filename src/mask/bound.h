@@ -8,51 +8,56 @@
 #include <vector>
 
 #include "mask/leaf_node.h"
+#include "mask/summary.h"
 
 namespace jali {
 
-/// Rows and keys per stored block of a leaf that reads tables.
-constexpr i32 kSummary = 64;
-
 class BoundMask {
  public:
-  /// Checks the program and every table against the shape (throws Error), then binds.
+  /// Checks the program, every table and the shape itself (throws Error), then binds.
   BoundMask(const Mask& mask, const Shape& shape);
-  ~BoundMask();
-  BoundMask(BoundMask&&) noexcept;
-  BoundMask& operator=(BoundMask&&) noexcept;
 
   /// No mask at all: every cell of every tile is visible.
   bool trivial() const { return nodes_.empty(); }
+  /// Whether cells may differ between sequences (then per-sequence lengths may differ too) / heads.
   bool varies_by_batch() const { return varies_by_batch_; }
-  bool varies_by_head() const { return varies_by_head_; }
-  const Shape& shape() const { return shape_; }
-  i32 num_batches() const { return static_cast<i32>(shape_.B); }
-  i32 num_heads() const { return static_cast<i32>(shape_.Hq); }
+  bool varies_by_head() const { return num_heads_ > 1; }
+  /// The number of different heads: 1, Hkv or Hq.
+  i32 num_mask_heads() const { return num_heads_; }
+  i32 num_batches() const { return num_batches_; }
+  i32 num_heads() const { return hq_; }
+  /// Lengths, position and packed starts of sequence b, seen from query head h.
   Frame frame(i32 b, i32 h) const;
 
   /// Stores the row and key blocks of all leaves that read tables: O(L) work and memory per
-  /// distinct (b, h). Without it, MaskCursor reads the tables of each range it is asked for.
+  /// different (b, h). Without it, MaskCursor reads the tables of each range it is asked for.
   void summarize();
   std::int64_t summary_bytes() const;
 
+  /// Postfix; `first` and `second` index nodes.
   struct Node {
     enum class Op : u8 { kLeaf, kAnd, kOr, kNot } op;
-    i32 leaf = -1;  // index into leaves()
+    i32 leaf = -1;
+    i32 first = -1, second = -1;
   };
-  /// Postfix.
   const std::vector<Node>& nodes() const { return nodes_; }
   const std::vector<std::unique_ptr<LeafNode>>& leaves() const { return leaves_; }
+  /// The stored blocks of a leaf, or null.
+  const Summary* summary(i32 leaf) const {
+    return summaries_.empty() ? nullptr : summaries_[leaf].get();
+  }
 
  private:
-  friend class MaskCursor;
-  struct Summary;  // blocks of one leaf
-  Shape shape_;
+  void bind_shape(const Shape& shape);
+  void parse(const Mask& mask, const Shape& shape);
+
+  i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1;
+  bool varies_by_batch_ = false;
+  bool frames_vary_ = false;    // lengths or offsets differ between sequences
+  std::vector<Frame> frames_;   // per sequence, for head 0; one for all unless frames_vary_
   std::vector<Node> nodes_;
   std::vector<std::unique_ptr<LeafNode>> leaves_;
   std::vector<std::unique_ptr<Summary>> summaries_;
-  bool varies_by_batch_ = false, varies_by_head_ = false;
-  std::vector<i32> q_offsets_, q_starts_, k_starts_, q_lengths_, k_lengths_;  // per sequence
 };
 
 /// Asks a bound mask about tiles of one (b, h). Cheap to make; one per thread.
@@ -63,9 +68,9 @@ class MaskCursor {
   void set_frame(i32 b, i32 h);
   const Frame& frame() const { return frame_; }
 
-  /// Fixes the tile row [i0, i1), i0 < i1 <= num_rows.
+  /// Fixes the tile row [i0, i1), 0 <= i0 < i1 <= num_rows.
   void set_rows(i32 i0, i32 i1);
-  /// Fixes the tile column [j0, j1).
+  /// Fixes the tile column [j0, j1), 0 <= j0 < j1 <= num_keys.
   void set_cols(i32 j0, i32 j1);
   /// Class of (rows, cols), both fixed before. Sound: empty and full are never wrong.
   Tile classify();
@@ -73,16 +78,26 @@ class MaskCursor {
   Span key_span();
   /// Rows that can reach the fixed keys at all, clipped to [0, num_rows).
   Span row_span();
-  /// The cells of the fixed tile: see LeafNode::fill. Returns the exact class of the tile.
+  /// The cells of the fixed tile, as LeafNode::fill gives them. Returns the tile's exact class.
   Tile fill(u64* bits, i64 stride);
+  /// The exact class of the fixed tile; looks at cells only where classify() is unsure.
+  Tile exact_class();
 
  private:
-  const BoundMask& mask_;
+  void* block(std::vector<u64>& blocks, i32 leaf) { return &blocks[i64{leaf} * block_words_]; }
+  template <class LeafSpan>
+  Span combine_spans(LeafSpan leaf_span);
+  void fill_node(i32 node, i32 i0, i32 i1, u64* bits, i64 stride, i32 depth);
+
+  const BoundMask* mask_;
   Frame frame_;
   Span rows_{0, 0}, cols_{0, 0};
-  std::vector<u64> row_blocks_, col_blocks_;  // one slot per leaf, at block_at_
-  std::vector<i32> row_at_, col_at_;          // in u64s
-  std::vector<u64> scratch_;                  // tiles of intermediate results of fill
+  i32 block_words_ = 1;                       // slot of one leaf's block
+  std::vector<u64> row_blocks_, col_blocks_;  // one slot per leaf
+  std::vector<Tile> classes_;                 // per node, of the fixed tile
+  std::vector<Span> spans_;                   // per node
+  std::vector<std::vector<u64>> scratch_;     // per depth of the tree, for fill
+  std::vector<u64> cells_;                    // a few rows, for exact_class
 };
 
 }  // namespace jali

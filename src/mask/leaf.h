@@ -91,8 +91,8 @@ JALI_HD i32 position(const Frame& f, const Scalar& offset, i32 i) {
   return i + (offset.given ? offset.at_batch(f.b) : f.q_offset);
 }
 
-/// A per-token table, dims "BHQ" or "BHK" (or a prefix-less "BQ", "BK"): data[b, h, l], where a
-/// batch or head dim of size 1 broadcasts (stride 0). `packed`: one row of Tq or Tk tokens for all
+/// A per-token table, dims "BHQ" (per row), "BHK" (per key) or "BHP" (any length), H optional:
+/// data[b, h, l], where a batch or head dim of size 1 broadcasts (stride 0). `packed`: one row of Tq or Tk tokens for all
 /// sequences, read at the sequence's first token + l. Reads are clamped.
 template <class T>
 struct TokenTable {

@@ -34,9 +34,11 @@ class LeafNode {
   virtual int col_block_bytes() const = 0;
   virtual bool rows_read_tables() const = 0;
   virtual bool cols_read_tables() const = 0;
-  /// Whether cells may differ between sequences / heads (a table with that dim > 1).
+  /// Whether cells may differ between sequences for a reason of the leaf's own (a table with a batch
+  /// dim > 1; not the call's lengths and offsets).
   virtual bool varies_by_batch() const = 0;
-  virtual bool varies_by_head() const = 0;
+  /// The number of different heads: 1, Hkv or Hq. Head h belongs to group h / (Hq / num_heads).
+  virtual i32 num_heads() const = 0;
   virtual void rows(const Frame& f, i32 i0, i32 i1, void* out) const = 0;
   virtual void cols(const Frame& f, i32 j0, i32 j1, void* out) const = 0;
   virtual void merge_rows(void* into, const void* block) const = 0;

@@ -14,7 +14,8 @@ struct Document {
 
   template <class V>
   void fields(V&& v) {
-    v("q_ids", q_ids, "BQ", "document of each row [B, Lq], or, alone, of each token [B, Lk]");
+    v("q_ids", q_ids, k_ids.given() ? "BQ" : "BP",
+      "document of each row [B, Lq]; alone: of each token, by position");
     v("k_ids", k_ids, "BK?", "document of each key [B, Lk]; absent: q_ids, read at the position");
   }
 

@@ -1,0 +1,28 @@
+#include "base/env.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace jali {
+
+const std::vector<EnvVariable>& env_variables() {
+  static const std::vector<EnvVariable> table = {
+      {"JALI_FORCE", "v2 | v3 | v4", "the instruction set that the CPU backend uses (read once)"},
+      {"JALI_LIBRARY", "path", "libjali_torch.so to load instead of the installed one"},
+  };
+  return table;
+}
+
+std::string env(const char* name) {
+  for (const EnvVariable& known : env_variables()) {
+    if (std::strcmp(known.name, name) == 0) {
+      const char* value = std::getenv(name);
+      return value ? value : "";
+    }
+  }
+  value_error("environment variable ", name, " is not in the table of src/base/env.cpp");
+}
+
+}  // namespace jali

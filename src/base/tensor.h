@@ -1,0 +1,20 @@
+// Small helpers on TensorView.
+#pragma once
+
+#include <jali/jali.h>
+
+#include <string>
+
+namespace jali {
+
+const char* dtype_name(DType dtype);
+std::int64_t dtype_bytes(DType dtype);
+/// "[2, 8, 128, 64]", for messages.
+std::string shape_text(const TensorView& t);
+
+template <class T>
+T* data_of(const TensorView& t) {
+  return static_cast<T*>(t.data);
+}
+
+}  // namespace jali

@@ -1,0 +1,16 @@
+#include "mask/fill.h"
+
+#include "leaf_list.h"
+
+namespace jali {
+
+const FillFunction* fill_functions_v3() {
+  static constexpr FillFunction table[] = {
+#define JALI_FILL(Name, name) fill_cells<Isa::kV3, leaf::Name>,
+      JALI_FOR_EACH_LEAF(JALI_FILL)
+#undef JALI_FILL
+  };
+  return table;
+}
+
+}  // namespace jali

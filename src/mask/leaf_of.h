@@ -1,0 +1,92 @@
+// LeafOf<L>: the run-time face of the leaf struct L. Nothing here knows a particular leaf.
+#pragma once
+
+#include <memory>
+
+#include "base/error.h"
+#include "mask/binder.h"
+#include "mask/fill.h"
+#include "mask/leaf_node.h"
+
+namespace jali {
+
+template <class L>
+class LeafOf final : public LeafNode {
+ public:
+  using RowBlock = typename L::RowBlock;
+  using ColBlock = typename L::ColBlock;
+  static_assert(sizeof(RowBlock) <= kMaxBlockBytes && sizeof(ColBlock) <= kMaxBlockBytes);
+  static_assert(alignof(RowBlock) <= 8 && alignof(ColBlock) <= 8);
+
+  LeafOf(BindContext& context, const std::int64_t* code, std::int64_t code_size,
+         FillFunction fill)
+      : fill_(fill) {
+    Binder binder(context, L::kName, code, code_size);
+    leaf_.fields(binder);
+    binder.finish();
+    leaf_.fields(LengthChecker(context.shape, L::kName));
+    // A leaf may refuse values: valid() returns what is wrong, or null.
+    if constexpr (requires(const L& l) { l.valid(i32{}, i32{}); }) {
+      if (const char* wrong = leaf_.valid(static_cast<i32>(context.shape.Lq),
+                                          static_cast<i32>(context.shape.Lk))) {
+        value_error(L::kName, ": ", wrong);
+      }
+    }
+    varies_by_batch_ = binder.varies_by_batch;
+    num_heads_ = binder.num_heads;
+  }
+
+  const L& leaf() const { return leaf_; }
+  const char* name() const override { return L::kName; }
+  int row_block_bytes() const override { return sizeof(RowBlock); }
+  int col_block_bytes() const override { return sizeof(ColBlock); }
+  bool rows_read_tables() const override { return L::kRowsReadTables; }
+  bool cols_read_tables() const override { return L::kColsReadTables; }
+  bool varies_by_batch() const override { return varies_by_batch_; }
+  i32 num_heads() const override { return num_heads_; }
+
+  void rows(const Frame& f, i32 i0, i32 i1, void* out) const override {
+    *static_cast<RowBlock*>(out) = leaf_.rows(f, i0, i1);
+  }
+  void cols(const Frame& f, i32 j0, i32 j1, void* out) const override {
+    *static_cast<ColBlock*>(out) = leaf_.cols(f, j0, j1);
+  }
+  void merge_rows(void* into, const void* block) const override {
+    if constexpr (L::kRowsReadTables) merge_into<RowBlock>(into, block);
+  }
+  void merge_cols(void* into, const void* block) const override {
+    if constexpr (L::kColsReadTables) merge_into<ColBlock>(into, block);
+  }
+  Tile classify(const Frame& f, const void* r, const void* c) const override {
+    return leaf_.classify(f, *static_cast<const RowBlock*>(r), *static_cast<const ColBlock*>(c));
+  }
+  Span key_span(const Frame& f, const void* r) const override {
+    return leaf_.key_span(f, *static_cast<const RowBlock*>(r));
+  }
+  Span row_span(const Frame& f, const void* c) const override {
+    return leaf_.row_span(f, *static_cast<const ColBlock*>(c));
+  }
+  void fill(const Frame& f, i32 i0, i32 i1, i32 j0, i32 j1, u64* bits, i64 stride) const override {
+    fill_(&leaf_, f, i0, i1, j0, j1, bits, stride);
+  }
+
+ private:
+  // A leaf's own merge() wins over the free one for Range.
+  template <class Block>
+  static void merge_into(void* into, const void* block) {
+    Block& a = *static_cast<Block*>(into);
+    const Block& b = *static_cast<const Block*>(block);
+    if constexpr (requires { L::merge(a, b); }) {
+      a = L::merge(a, b);
+    } else {
+      a = merge(a, b);
+    }
+  }
+
+  L leaf_;
+  FillFunction fill_;
+  bool varies_by_batch_ = false;
+  i32 num_heads_ = 1;
+};
+
+}  // namespace jali
