@@ -81,7 +81,9 @@ void Binder::operator()(const char* name, Scalar& out, const char* dims, const c
   const TensorView& table = take_table(name, DType::kI32);
   if (table.rank > 1 || (table.rank == 1 && dims[0] != 'B' && dims[0] != 'H')) {
     value_error(leaf_, ": ", name, " has shape ", shape_text(table), "; expected a number",
-                dims[0] == 'B' ? " or an int tensor [B]" : dims[0] == 'H' ? " or one [H]" : "");
+                dims[0] == 'B'   ? " or an int tensor [B]"
+                : dims[0] == 'H' ? " or one [H]"
+                                 : "");
   }
   std::int64_t size = table.num_elements();
   out.data = data_or_nothing<i32>(table);
@@ -91,8 +93,8 @@ void Binder::operator()(const char* name, Scalar& out, const char* dims, const c
     out.head_div = head_divisor(name, table, size);
   } else {
     if (size != 1 && size != context_.shape.B) {
-      value_error(leaf_, ": ", name, " ", shape_text(table), ": expected 1 or B = ",
-                  context_.shape.B, " entries");
+      value_error(leaf_, ": ", name, " ", shape_text(table),
+                  ": expected 1 or B = ", context_.shape.B, " entries");
     }
     varies_by_batch |= size > 1;
     for (std::int64_t b = 0; b < size; ++b) {
@@ -148,8 +150,7 @@ void LengthChecker::check(const char* name, std::int64_t length, bool packed,
   const bool varlen = shape_.cu_seqlens_q.given();
   if (varlen ? length < want : length != want) {
     value_error(leaf_, ": ", name, " has ", length, " entries per sequence; expected ",
-                rows ? "Lq = " : "Lk = ", want,
-                varlen ? " (or one packed row of all tokens)" : "");
+                rows ? "Lq = " : "Lk = ", want, varlen ? " (or one packed row of all tokens)" : "");
   }
 }
 

@@ -127,7 +127,8 @@ void BoundMask::parse(const Mask& mask, const Shape& shape) {
     stack.push_back(static_cast<i32>(nodes_.size()));
     nodes_.push_back(node);
   }
-  if (stack.size() > 1) value_error("mask program: ", stack.size(), " expressions left, expected 1");
+  if (stack.size() > 1)
+    value_error("mask program: ", stack.size(), " expressions left, expected 1");
   if (context.scalars != context.scalars_end || context.tables != context.tables_end) {
     value_error("mask program: ", context.scalars_end - context.scalars, " scalars and ",
                 context.tables_end - context.tables, " tables are left over");
@@ -261,8 +262,7 @@ Span MaskCursor::key_span() {
   return clipped(combine_spans([&](i32 leaf) {
                    const Span own = closed_form(leaf);
                    const Summary* summary = mask_->summary(leaf);
-                   const BlockPyramid* keys =
-                       summary ? summary->keys(frame_.b, frame_.h) : nullptr;
+                   const BlockPyramid* keys = summary ? summary->keys(frame_.b, frame_.h) : nullptr;
                    if (!keys) return own;
                    const Span in = {max_of(own.begin, wide.begin), min_of(own.end, wide.end)};
                    return keys->narrow(frame_, block(row_blocks_, leaf), in);
@@ -281,8 +281,7 @@ Span MaskCursor::row_span() {
   return clipped(combine_spans([&](i32 leaf) {
                    const Span own = closed_form(leaf);
                    const Summary* summary = mask_->summary(leaf);
-                   const BlockPyramid* rows =
-                       summary ? summary->rows(frame_.b, frame_.h) : nullptr;
+                   const BlockPyramid* rows = summary ? summary->rows(frame_.b, frame_.h) : nullptr;
                    if (!rows) return own;
                    const Span in = {max_of(own.begin, wide.begin), min_of(own.end, wide.end)};
                    return rows->narrow(frame_, block(col_blocks_, leaf), in);
@@ -312,7 +311,8 @@ void MaskCursor::fill_node(i32 n, i32 i0, i32 i1, u64* bits, i64 stride, i32 dep
       return;
     case BoundMask::Node::Op::kNot:
       fill_node(node.first, i0, i1, bits, stride, depth);
-      each_word([&](u64& word, i32, i32 w) { word = ~word & (w + 1 == num_words ? tail : ~u64{0}); });
+      each_word(
+          [&](u64& word, i32, i32 w) { word = ~word & (w + 1 == num_words ? tail : ~u64{0}); });
       return;
     default: {
       // A partial And has no empty side and a partial Or no full one: the other side alone counts
@@ -343,7 +343,8 @@ Tile MaskCursor::fill(u64* bits, i64 stride) {
   const u64 tail = width % 64 ? (u64{1} << width % 64) - 1 : ~u64{0};
   if (mask_->trivial()) {
     for (i32 i = 0; i < rows_.end - rows_.begin; ++i) {
-      for (i32 w = 0; w < num_words; ++w) bits[i * stride + w] = w + 1 == num_words ? tail : ~u64{0};
+      for (i32 w = 0; w < num_words; ++w)
+        bits[i * stride + w] = w + 1 == num_words ? tail : ~u64{0};
     }
     return said;
   }

@@ -53,8 +53,8 @@ class BoundMask {
 
   i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1;
   bool varies_by_batch_ = false;
-  bool frames_vary_ = false;    // lengths or offsets differ between sequences
-  std::vector<Frame> frames_;   // per sequence, for head 0; one for all unless frames_vary_
+  bool frames_vary_ = false;   // lengths or offsets differ between sequences
+  std::vector<Frame> frames_;  // per sequence, for head 0; one for all unless frames_vary_
   std::vector<Node> nodes_;
   std::vector<std::unique_ptr<LeafNode>> leaves_;
   std::vector<std::unique_ptr<Summary>> summaries_;

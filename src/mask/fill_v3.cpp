@@ -1,6 +1,5 @@
-#include "mask/fill.h"
-
 #include "leaf_list.h"
+#include "mask/fill.h"
 
 namespace jali {
 

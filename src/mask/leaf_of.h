@@ -18,8 +18,7 @@ class LeafOf final : public LeafNode {
   static_assert(sizeof(RowBlock) <= kMaxBlockBytes && sizeof(ColBlock) <= kMaxBlockBytes);
   static_assert(alignof(RowBlock) <= 8 && alignof(ColBlock) <= 8);
 
-  LeafOf(BindContext& context, const std::int64_t* code, std::int64_t code_size,
-         FillFunction fill)
+  LeafOf(BindContext& context, const std::int64_t* code, std::int64_t code_size, FillFunction fill)
       : fill_(fill) {
     Binder binder(context, L::kName, code, code_size);
     leaf_.fields(binder);
@@ -27,8 +26,8 @@ class LeafOf final : public LeafNode {
     leaf_.fields(LengthChecker(context.shape, L::kName));
     // A leaf may refuse values: valid() returns what is wrong, or null.
     if constexpr (requires(const L& l) { l.valid(i32{}, i32{}); }) {
-      if (const char* wrong = leaf_.valid(static_cast<i32>(context.shape.Lq),
-                                          static_cast<i32>(context.shape.Lk))) {
+      if (const char* wrong =
+              leaf_.valid(static_cast<i32>(context.shape.Lq), static_cast<i32>(context.shape.Lk))) {
         value_error(L::kName, ": ", wrong);
       }
     }

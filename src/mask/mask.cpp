@@ -15,8 +15,7 @@ std::vector<T> joined(const std::vector<T>& a, const std::vector<T>& b) {
 Mask combined(const Mask& a, const Mask& b, std::int64_t op) {
   std::vector<std::int64_t> program = joined(a.program(), b.program());
   program.push_back(op);
-  return Mask(std::move(program), joined(a.scalars(), b.scalars()),
-              joined(a.tables(), b.tables()));
+  return Mask(std::move(program), joined(a.scalars(), b.scalars()), joined(a.tables(), b.tables()));
 }
 
 bool all_visible(const Mask& m) { return m.program().empty(); }

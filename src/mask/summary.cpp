@@ -45,8 +45,8 @@ bool BlockPyramid::range(i32 begin, i32 end, void* out) const {
 
 bool BlockPyramid::active(const Frame& f, const void* other, int level, i32 index) const {
   const void* own = at(level, index);
-  return (side_ == Side::kRows ? leaf_->classify(f, own, other)
-                               : leaf_->classify(f, other, own)) != Tile::kEmpty;
+  return (side_ == Side::kRows ? leaf_->classify(f, own, other) : leaf_->classify(f, other, own)) !=
+         Tile::kEmpty;
 }
 
 // Depth-first over the blocks of [low, high) (indices of level 0). Returns the first active one,

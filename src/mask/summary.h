@@ -55,8 +55,12 @@ class Summary {
  public:
   /// `frames`: one per sequence whose lengths and offsets differ, else one for all.
   Summary(const LeafNode& leaf, const std::vector<Frame>& frames, i32 num_batches, i32 hq);
-  const BlockPyramid* rows(i32 b, i32 h) const { return rows_.empty() ? nullptr : &rows_[slot(b, h)]; }
-  const BlockPyramid* keys(i32 b, i32 h) const { return keys_.empty() ? nullptr : &keys_[slot(b, h)]; }
+  const BlockPyramid* rows(i32 b, i32 h) const {
+    return rows_.empty() ? nullptr : &rows_[slot(b, h)];
+  }
+  const BlockPyramid* keys(i32 b, i32 h) const {
+    return keys_.empty() ? nullptr : &keys_[slot(b, h)];
+  }
   std::int64_t bytes() const;
 
  private:
