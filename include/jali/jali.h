@@ -133,7 +133,7 @@ struct Shape {
   std::int64_t B = 1, Hq = 1, Hkv = 1, Lq = 0, Lk = 0;
   IntParam q_offset;        // int32 [B] or a number; absent: Lk - Lq of each sequence
   TensorView cu_seqlens_q;  // int32 [B + 1] on the CPU; absent: B sequences of length Lq
-  TensorView cu_seqlens_k;  // with them, Lq and Lk are the longest sequence
+  TensorView cu_seqlens_k;  // with them, Lq and Lk are taken from here
 };
 
 /// Writes the mask's cells: out bool [B, Hq, Lq, Lk], any strides. O(B Hq Lq Lk).

@@ -36,12 +36,9 @@ i32 check_length(const char* name, std::int64_t n) {
 
 }  // namespace
 
-BoundMask::BoundMask(const Mask& mask, const Shape& shape) {
-  bind_shape(shape);
-  parse(mask, shape);
-}
+BoundMask::BoundMask(const Mask& mask, const Shape& shape) { parse(mask, bind_shape(shape)); }
 
-void BoundMask::bind_shape(const Shape& s) {
+Shape BoundMask::bind_shape(Shape s) {
   if (s.B < 0 || s.Hq < 1 || s.Hkv < 1 || s.Hq % s.Hkv != 0) {
     value_error("B = ", s.B, ", Hq = ", s.Hq, ", Hkv = ", s.Hkv,
                 ": expected at least one head, and Hq a multiple of Hkv");
@@ -54,7 +51,12 @@ void BoundMask::bind_shape(const Shape& s) {
   }
   const i32* cu_q = varlen ? check_cu_seqlens("cu_seqlens_q", s.cu_seqlens_q, s.B) : nullptr;
   const i32* cu_k = varlen ? check_cu_seqlens("cu_seqlens_k", s.cu_seqlens_k, s.B) : nullptr;
-  const i32 lq = check_length("Lq", s.Lq), lk = check_length("Lk", s.Lk);
+  for (std::int64_t b = 0; varlen && b < s.B; ++b) {
+    s.Lq = max_of<std::int64_t>(b == 0 ? 0 : s.Lq, cu_q[b + 1] - cu_q[b]);
+    s.Lk = max_of<std::int64_t>(b == 0 ? 0 : s.Lk, cu_k[b + 1] - cu_k[b]);
+  }
+  lq_ = check_length("Lq", s.Lq);
+  lk_ = check_length("Lk", s.Lk);
   const TensorView& offsets = s.q_offset.table;
   const bool table = s.q_offset.tag == IntParam::Tag::kTable;
   if (table) {
@@ -70,8 +72,8 @@ void BoundMask::bind_shape(const Shape& s) {
   for (i32 b = 0; b < (frames_vary_ ? num_batches_ : 1); ++b) {
     Frame f;
     f.b = b;
-    f.num_rows = varlen ? cu_q[b + 1] - cu_q[b] : lq;
-    f.num_keys = varlen ? cu_k[b + 1] - cu_k[b] : lk;
+    f.num_rows = varlen ? cu_q[b + 1] - cu_q[b] : lq_;
+    f.num_keys = varlen ? cu_k[b + 1] - cu_k[b] : lk_;
     f.q_start = varlen ? cu_q[b] : 0;
     f.k_start = varlen ? cu_k[b] : 0;
     i64 offset = i64{f.num_keys} - f.num_rows;
@@ -87,6 +89,7 @@ void BoundMask::bind_shape(const Shape& s) {
     frames_.push_back(f);
   }
   if (frames_.empty()) frames_.emplace_back();
+  return s;
 }
 
 void BoundMask::parse(const Mask& mask, const Shape& shape) {

@@ -26,6 +26,9 @@ class BoundMask {
   i32 num_mask_heads() const { return num_heads_; }
   i32 num_batches() const { return num_batches_; }
   i32 num_heads() const { return hq_; }
+  /// Of the longest sequence.
+  i32 longest_rows() const { return lq_; }
+  i32 longest_keys() const { return lk_; }
   /// Lengths, position and packed starts of sequence b, seen from query head h.
   Frame frame(i32 b, i32 h) const;
 
@@ -48,10 +51,10 @@ class BoundMask {
   }
 
  private:
-  void bind_shape(const Shape& shape);
+  Shape bind_shape(Shape shape);
   void parse(const Mask& mask, const Shape& shape);
 
-  i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1;
+  i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1, lq_ = 0, lk_ = 0;
   bool varies_by_batch_ = false;
   bool frames_vary_ = false;   // lengths or offsets differ between sequences
   std::vector<Frame> frames_;  // per sequence, for head 0; one for all unless frames_vary_

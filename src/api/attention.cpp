@@ -1,0 +1,97 @@
+// check → plan → choose → run: the functions of jali.h that compute attention.
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "api/problem.h"
+#include "backend/backend.h"
+#include "base/error.h"
+#include "plan/tiles.h"
+
+namespace jali {
+namespace {
+
+const Backend& choose(const AttentionProblem& problem) {
+  const Backend* best = nullptr;
+  double cost = std::numeric_limits<double>::infinity();
+  std::string reasons;
+  for (const Backend* backend : all_backends()) {
+    const Fit fit = backend->fits(problem);
+    if (fit.ok && fit.cost < cost) {
+      best = backend;
+      cost = fit.cost;
+    } else if (!fit.ok) {
+      reasons += std::string("\n  ") + backend->name() + ": " + fit.reason;
+    }
+  }
+  if (!best) unsupported("no backend can run this attention:", reasons);
+  return *best;
+}
+
+}  // namespace
+
+void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v,
+                       const Mask& mask, const AttentionOptions& options, const TensorView& out,
+                       const TensorView& lse) {
+  const CheckedProblem call(q, k, v, mask, options);
+  const HeadView to = call.output_view("out", out, call.problem().Dv);
+  const HeadView to_lse = call.lse_view("lse", lse);
+  choose(call.problem()).forward(call.problem(), to, to_lse);
+}
+
+void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v,
+                        const TensorView& out, const TensorView& lse, const TensorView& dout,
+                        const TensorView& dlse, const Mask& mask, const AttentionOptions& options,
+                        const AttentionGrads& grads) {
+  const CheckedProblem call(q, k, v, mask, options);
+  const i32 Dv = call.problem().Dv;
+  if (!lse.given()) value_error("attention_backward needs the forward's lse");
+  const BackwardViews views = call.grad_views(grads);
+  choose(call.problem())
+      .backward(call.problem(), call.output_view("out", out, Dv), call.lse_view("lse", lse),
+                call.output_view("dout", dout, Dv), call.lse_view("dlse", dlse), views);
+}
+
+Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::int64_t Dv,
+                    DType dtype) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  BoundMask bound(mask, shape);
+  bound.summarize();
+  AttentionProblem problem;
+  problem.dtype = dtype;
+  problem.B = static_cast<i32>(shape.B);
+  problem.Hq = static_cast<i32>(shape.Hq);
+  problem.Hkv = static_cast<i32>(shape.Hkv);
+  problem.Lq = bound.longest_rows();
+  problem.Lk = bound.longest_keys();
+  problem.D = static_cast<i32>(D);
+  problem.Dv = static_cast<i32>(Dv);
+  problem.varlen = shape.cu_seqlens_q.given();
+  problem.mask = &bound;
+  const Backend& backend = choose(problem);
+  const TileShape tile = backend.forward_tile(problem);
+
+  Explanation e;
+  e.backend = backend.name();
+  e.source = bound.trivial() ? "dense" : "inline";
+  e.tile_rows = tile.rows;
+  e.tile_keys = tile.keys;
+  e.plan_bytes = bound.summary_bytes();
+  MaskCursor cursor(bound);
+  for (i32 b = 0; b < (bound.varies_by_batch() ? bound.num_batches() : 1); ++b) {
+    for (i32 h = 0; h < bound.num_mask_heads(); ++h) {
+      cursor.set_frame(b, h * (bound.num_heads() / bound.num_mask_heads()));
+      e.plan_bytes += static_cast<i64>(key_spans(cursor, tile.rows).size() * sizeof(Span));
+    }
+  }
+  e.plan_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const TileCounts counts = count_tiles(bound, tile.rows, tile.keys);
+  e.num_empty = counts.num_empty;
+  e.num_partial = counts.num_partial;
+  e.num_full = counts.num_full;
+  e.num_visible = counts.num_visible;
+  return e;
+}
+
+}  // namespace jali
