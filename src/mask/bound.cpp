@@ -137,6 +137,19 @@ void BoundMask::parse(const Mask& mask, const Shape& shape) {
                 context.tables_end - context.tables, " tables are left over");
   }
   varies_by_batch_ |= frames_vary_;
+  for (const auto& leaf : leaves_) check_tables(*leaf);
+}
+
+void BoundMask::check_tables(const LeafNode& leaf) const {
+  const i32 batches =
+      leaf.varies_by_batch() || frames_vary_ ? num_batches_ : min_of(num_batches_, 1);
+  for (i32 b = 0; b < batches; ++b) {
+    for (i32 h = 0; h < leaf.num_heads(); ++h) {
+      if (const char* wrong = leaf.wrong_tables(frame(b, h * (hq_ / leaf.num_heads())))) {
+        value_error(leaf.name(), ": ", wrong);
+      }
+    }
+  }
 }
 
 Frame BoundMask::frame(i32 b, i32 h) const {

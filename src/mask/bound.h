@@ -53,6 +53,7 @@ class BoundMask {
  private:
   Shape bind_shape(Shape shape);
   void parse(const Mask& mask, const Shape& shape);
+  void check_tables(const LeafNode& leaf) const;
 
   i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1, lq_ = 0, lk_ = 0;
   bool varies_by_batch_ = false;

@@ -39,6 +39,8 @@ class LeafNode {
   virtual bool varies_by_batch() const = 0;
   /// The number of different heads: 1, Hkv or Hq. Head h belongs to group h / (Hq / num_heads).
   virtual i32 num_heads() const = 0;
+  /// What is wrong with the contents of its tables for one (b, h), or null.
+  virtual const char* wrong_tables(const Frame& f) const = 0;
   virtual void rows(const Frame& f, i32 i0, i32 i1, void* out) const = 0;
   virtual void cols(const Frame& f, i32 j0, i32 j1, void* out) const = 0;
   virtual void merge_rows(void* into, const void* block) const = 0;

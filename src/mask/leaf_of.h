@@ -44,6 +44,10 @@ class LeafOf final : public LeafNode {
   bool varies_by_batch() const override { return varies_by_batch_; }
   i32 num_heads() const override { return num_heads_; }
 
+  const char* wrong_tables(const Frame& f) const override {
+    if constexpr (requires(const L& l) { l.valid_tables(f); }) return leaf_.valid_tables(f);
+    return nullptr;
+  }
   void rows(const Frame& f, i32 i0, i32 i1, void* out) const override {
     *static_cast<RowBlock*>(out) = leaf_.rows(f, i0, i1);
   }
