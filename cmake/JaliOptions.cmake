@@ -17,13 +17,14 @@ if(JALI_SANITIZE)
   target_link_options(jali_options INTERFACE ${flags})
 endif()
 
-# src/cpu is where the time goes: -O3. A file <stem>_v2.cpp, _v3.cpp or _v4.cpp is one instance of
+# src/cpu and the files of one ISA are where the time goes: -O3. A file <stem>_v2.cpp, _v3.cpp or
+# _v4.cpp is one instance of
 # the kernels for that x86-64 level and is left out elsewhere. (-std=c++20 without GNU extensions
 # turns contraction into FMAs off: kernels want it.)
 function(jali_isa_sources list_name)
   set(kept "")
   foreach(source IN LISTS ${list_name})
-    if(source MATCHES "/src/cpu/")
+    if(source MATCHES "/src/cpu/|_(v[234])\\.cpp$|/leaf_functions\\.cpp$")
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -O3)
     endif()
     if(source MATCHES "_(v[234])\\.cpp$")

@@ -102,6 +102,13 @@ struct TokenTable {
   i32 head_div = 1;  // Hq / (heads of the table)
   i32 packed = 0;
   JALI_HD bool given() const { return data != nullptr; }
+  /// Entries [l0, l1) where they lie side by side in memory and in the table, else null: a loop
+  /// over them vectorises, one over at() does not.
+  JALI_HD const T* run(i32 b, i32 h, i32 start, i32 l0, i32 l1) const {
+    i32 first = packed ? start + l0 : l0;
+    bool plain = stride_l == 1 && first >= 0 && first + (l1 - l0) <= length;
+    return plain ? data + b * stride_b + (h / head_div) * stride_h + first : nullptr;
+  }
   JALI_HD T at(i32 b, i32 h, i32 start, i32 l) const {
     i32 at = packed ? start + l : l;
     return data[b * stride_b + (h / head_div) * stride_h + clamp_to(at, 0, length - 1) * stride_l];

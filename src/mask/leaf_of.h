@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "mask/binder.h"
-#include "mask/fill.h"
+#include "mask/leaf_functions.h"
 #include "mask/leaf_node.h"
 
 namespace jali {
@@ -18,8 +18,9 @@ class LeafOf final : public LeafNode {
   static_assert(sizeof(RowBlock) <= kMaxBlockBytes && sizeof(ColBlock) <= kMaxBlockBytes);
   static_assert(alignof(RowBlock) <= 8 && alignof(ColBlock) <= 8);
 
-  LeafOf(BindContext& context, const std::int64_t* code, std::int64_t code_size, FillFunction fill)
-      : fill_(fill) {
+  LeafOf(BindContext& context, const std::int64_t* code, std::int64_t code_size,
+         const LeafFunctions& functions)
+      : functions_(functions) {
     Binder binder(context, L::kName, code, code_size);
     leaf_.fields(binder);
     binder.finish();
@@ -49,10 +50,10 @@ class LeafOf final : public LeafNode {
     return nullptr;
   }
   void rows(const Frame& f, i32 i0, i32 i1, void* out) const override {
-    *static_cast<RowBlock*>(out) = leaf_.rows(f, i0, i1);
+    functions_.rows(&leaf_, f, i0, i1, out);
   }
   void cols(const Frame& f, i32 j0, i32 j1, void* out) const override {
-    *static_cast<ColBlock*>(out) = leaf_.cols(f, j0, j1);
+    functions_.cols(&leaf_, f, j0, j1, out);
   }
   void merge_rows(void* into, const void* block) const override {
     if constexpr (L::kRowsReadTables) merge_into<RowBlock>(into, block);
@@ -70,7 +71,7 @@ class LeafOf final : public LeafNode {
     return leaf_.row_span(f, *static_cast<const ColBlock*>(c));
   }
   void fill(const Frame& f, i32 i0, i32 i1, i32 j0, i32 j1, u64* bits, i64 stride) const override {
-    fill_(&leaf_, f, i0, i1, j0, j1, bits, stride);
+    functions_.fill(&leaf_, f, i0, i1, j0, j1, bits, stride);
   }
 
  private:
@@ -87,7 +88,7 @@ class LeafOf final : public LeafNode {
   }
 
   L leaf_;
-  FillFunction fill_;
+  LeafFunctions functions_;
   bool varies_by_batch_ = false;
   i32 num_heads_ = 1;
 };

@@ -22,7 +22,7 @@ LeafKind kind_of() {
           [](BindContext& context, const std::int64_t* code,
              std::int64_t code_size) -> std::unique_ptr<LeafNode> {
             return std::make_unique<LeafOf<L>>(context, code, code_size,
-                                               fill_functions(current_isa())[kIndex]);
+                                               leaf_functions(current_isa())[kIndex]);
           }};
 }
 

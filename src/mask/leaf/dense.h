@@ -57,8 +57,12 @@ struct Dense {
   JALI_HD Tile classify(const Frame&, RowBlock r, ColBlock c) const {
     return tile_of(!(r.any & c.any), r.all | c.all);
   }
-  JALI_HD Span key_span(const Frame&, RowBlock r) const { return r.any ? everything() : Span{0, 0}; }
-  JALI_HD Span row_span(const Frame&, ColBlock c) const { return c.any ? everything() : Span{0, 0}; }
+  JALI_HD Span key_span(const Frame&, RowBlock r) const {
+    return r.any ? everything() : Span{0, 0};
+  }
+  JALI_HD Span row_span(const Frame&, ColBlock c) const {
+    return c.any ? everything() : Span{0, 0};
+  }
 };
 
 }  // namespace jali::leaf

@@ -47,15 +47,28 @@ struct Document {
     return {jali::merge(a.ids, b.ids), a.holes | b.holes};
   }
   JALI_HD static Block of(i32 id) { return id >= 0 ? Block{{id, id}, 0} : Block{{kFar, -kFar}, 1}; }
-  JALI_HD RowBlock rows(const Frame& f, i32 i0, i32 i1) const {
-    Block x = of(row(f, i0).id);
-    for (i32 i = i0 + 1; i < i1; ++i) x = merge(x, of(row(f, i).id));
+  /// Reduces `count` ids, side by side at `run`, or, where that is null, given by at(k).
+  template <class At>
+  JALI_HD static Block reduce(const i32* run, i32 count, At at) {
+    Block x{{kFar, -kFar}, 0};
+    if (run) {
+      for (i32 k = 0; k < count; ++k) x = merge(x, of(run[k]));
+    } else {
+      for (i32 k = 0; k < count; ++k) x = merge(x, of(at(k)));
+    }
     return x;
   }
+  JALI_HD RowBlock rows(const Frame& f, i32 i0, i32 i1) const {
+    i32 p0 = i0 + f.q_offset, p1 = i1 + f.q_offset;
+    bool cut = !k_ids.given() && q_ids.packed && (p0 < 0 || p1 > f.num_keys);
+    const i32* run = cut             ? nullptr
+                     : k_ids.given() ? q_ids.run(f.b, f.h, f.q_start, i0, i1)
+                                     : q_ids.run(f.b, f.h, f.k_start, p0, p1);
+    return reduce(run, i1 - i0, [&](i32 k) { return row(f, i0 + k).id; });
+  }
   JALI_HD ColBlock cols(const Frame& f, i32 j0, i32 j1) const {
-    Block x = of(col(f, j0).id);
-    for (i32 j = j0 + 1; j < j1; ++j) x = merge(x, of(col(f, j).id));
-    return x;
+    const i32* run = (k_ids.given() ? k_ids : q_ids).run(f.b, f.h, f.k_start, j0, j1);
+    return reduce(run, j1 - j0, [&](i32 k) { return col(f, j0 + k).id; });
   }
   JALI_HD Tile classify(const Frame&, RowBlock r, ColBlock c) const {
     bool empty =

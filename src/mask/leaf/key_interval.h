@@ -15,7 +15,8 @@ struct KeyInterval {
 
   template <class V>
   void fields(V&& v) {
-    v("start", start, "BHK?", "first position that sees the key [B, H, Lk]; absent: from the first");
+    v("start", start, "BHK?",
+      "first position that sees the key [B, H, Lk]; absent: from the first");
     v("end", end, "BHK?", "first position that no longer sees it [B, H, Lk]; absent: to the last");
     v("offset", offset, "B?", "position of row 0, int or [B]; absent: the call's q_offset");
   }
@@ -49,9 +50,7 @@ struct KeyInterval {
     }
     return x;
   }
-  JALI_HD Tile classify(const Frame&, RowBlock r, ColBlock c) const {
-    return jali::classify(c, r);
-  }
+  JALI_HD Tile classify(const Frame&, RowBlock r, ColBlock c) const { return jali::classify(c, r); }
   JALI_HD Span key_span(const Frame&, RowBlock) const { return everything(); }
   JALI_HD Span row_span(const Frame& f, ColBlock c) const {
     i64 p0 = position(f, offset, 0);

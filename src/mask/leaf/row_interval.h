@@ -44,9 +44,7 @@ struct RowInterval {
     return x;
   }
   JALI_HD ColBlock cols(const Frame&, i32 j0, i32 j1) const { return {j0, j1 - 1}; }
-  JALI_HD Tile classify(const Frame&, RowBlock r, ColBlock c) const {
-    return jali::classify(r, c);
-  }
+  JALI_HD Tile classify(const Frame&, RowBlock r, ColBlock c) const { return jali::classify(r, c); }
   JALI_HD Span key_span(const Frame&, RowBlock r) const { return r.reach; }
   JALI_HD Span row_span(const Frame&, ColBlock) const { return everything(); }
 };

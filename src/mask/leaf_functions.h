@@ -1,5 +1,6 @@
-// Evaluates the cells of a tile for every leaf, once per instruction set: fill.cpp (baseline),
-// fill_v3.cpp and fill_v4.cpp instantiate the same template with other compiler flags.
+// What of every leaf is compiled once per instruction set, because it loops: the cells of a tile and
+// the blocks of a range. leaf_functions.cpp (baseline), fill_v3.cpp and fill_v4.cpp instantiate the same
+// templates with other compiler flags.
 #pragma once
 
 #include "base/isa.h"
@@ -11,10 +12,18 @@ namespace jali {
 using FillFunction = void (*)(const void* leaf, const Frame& f, i32 i0, i32 i1, i32 j0, i32 j1,
                               u64* bits, i64 stride);
 
-/// The fill functions of all leaves in the order of JALI_FOR_EACH_LEAF.
-const FillFunction* fill_functions(Isa isa);
-const FillFunction* fill_functions_v3();
-const FillFunction* fill_functions_v4();
+/// See LeafNode::rows and LeafNode::cols.
+using BlockFunction = void (*)(const void* leaf, const Frame& f, i32 begin, i32 end, void* out);
+
+struct LeafFunctions {
+  FillFunction fill;
+  BlockFunction rows, cols;
+};
+
+/// The functions of all leaves in the order of JALI_FOR_EACH_LEAF.
+const LeafFunctions* leaf_functions(Isa isa);
+const LeafFunctions* leaf_functions_v3();
+const LeafFunctions* leaf_functions_v4();
 
 /// 64 bytes of 0 or 1 to 64 bits, byte k to bit k.
 JALI_HD u64 pack_bits(const u8* bytes) {
@@ -46,6 +55,20 @@ void fill_cells(const void* pointer, const Frame& frame, i32 i0, i32 i1, i32 j0,
       *out = pack_bits(cells) & tail;
     }
   }
+}
+
+template <Isa kIsa, class Leaf>
+void row_block(const void* leaf, const Frame& f, i32 i0, i32 i1, void* out) {
+  *static_cast<typename Leaf::RowBlock*>(out) = static_cast<const Leaf*>(leaf)->rows(f, i0, i1);
+}
+template <Isa kIsa, class Leaf>
+void col_block(const void* leaf, const Frame& f, i32 j0, i32 j1, void* out) {
+  *static_cast<typename Leaf::ColBlock*>(out) = static_cast<const Leaf*>(leaf)->cols(f, j0, j1);
+}
+
+template <Isa kIsa, class Leaf>
+constexpr LeafFunctions functions_of() {
+  return {fill_cells<kIsa, Leaf>, row_block<kIsa, Leaf>, col_block<kIsa, Leaf>};
 }
 
 }  // namespace jali

@@ -1,0 +1,15 @@
+#include "leaf_list.h"
+#include "mask/leaf_functions.h"
+
+namespace jali {
+
+const LeafFunctions* leaf_functions_v3() {
+  static constexpr LeafFunctions table[] = {
+#define JALI_FILL(Name, name) functions_of<Isa::kV3, leaf::Name>(),
+      JALI_FOR_EACH_LEAF(JALI_FILL)
+#undef JALI_FILL
+  };
+  return table;
+}
+
+}  // namespace jali
