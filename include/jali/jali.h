@@ -125,6 +125,26 @@ Mask block_csr(const TensorView& row_ptr, const TensorView& col_idx, std::int64_
 /// tensor[b, h, i, j] (bool); each dim may be 1.
 Mask dense(const TensorView& tensor);
 
+/// What dynamic_ends selects from, and how much.
+struct DynamicOptions {
+  std::int64_t keep = -1;  // candidates that a row keeps; negative: no limit
+  float threshold = -std::numeric_limits<float>::infinity();  // lower scores are never kept
+  bool causal = true;  // rows keep the best of their own past; false: all rows share one set
+  std::vector<TensorView> documents;  // int32 [B|1, Lk]: keys that agree in all of them select
+                                      // together, apart from the others; negative: never kept
+  std::vector<TensorView> keep_keys;  // bool [B|1, Lk]: false: never kept
+  TensorView cu_seqlens_k;            // varlen: int32 [N + 1]; tables packed or padded
+  int num_threads = 0;                // 0: one per core
+};
+/// Selection by score, in O(L): scores [B|1, H, Lk] fp32 -> ends [B, H, Lk] int32 (varlen: packed
+/// [1, H, Tk]). The row at position p keeps key j exactly when j <= p < ends[b, h, j] (absolute key
+/// positions, so chunks and decoding read the same table); with causal = false when ends[b, h, j]
+/// is not 0. Higher scores rank above lower ones (-0 = +0), of equal scores the newer key; NaN and
+/// -inf are never kept.
+void dynamic_ends(const TensorView& scores, const DynamicOptions& options, const TensorView& ends);
+/// The mask of such a table; & it with the documents and keys that it was made for.
+Mask dynamic(const TensorView& ends, bool causal = true, IntParam offset = {});
+
 /// The names of all mask leaves, sorted.
 std::vector<std::string> leaf_names();
 
