@@ -1,0 +1,189 @@
+// The operators of attention itself. All are functional; structure in `program`, numbers in
+// `scalars`, so that neither a graph nor a kernel is specialised to a length or a width.
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <limits>
+#include <tuple>
+
+#include "convert.h"
+
+namespace jali::binding {
+namespace {
+
+using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// The arguments that forward, backward and truth share, in the schema's order.
+#define JALI_OPTIONS_SCHEMA                                                                     \
+  "Tensor? bias, Tensor? key_bias, Tensor? alibi_slopes, Tensor? sinks, Tensor? cu_seqlens_q, " \
+  "Tensor? cu_seqlens_k, Tensor? q_offsets, SymInt? q_offset, Tensor? seed, Tensor[] tables, "  \
+  "SymInt[] scalars, int[] program, float? scale, float softcap, float dropout_p, "             \
+  "bool deterministic"
+#define JALI_OPTIONS_PARAMETERS                                                           \
+  MaybeTensor bias, MaybeTensor key_bias, MaybeTensor alibi_slopes, MaybeTensor sinks,    \
+      MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, MaybeTensor q_offsets,          \
+      std::optional<std::int64_t> q_offset, MaybeTensor seed, std::vector<Tensor> tables, \
+      std::vector<std::int64_t> scalars, std::vector<std::int64_t> program,               \
+      std::optional<double> scale, double softcap, double dropout_p, bool deterministic
+#define JALI_OPTIONS                                                                       \
+  make_options(bias, key_bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, q_offsets, \
+               q_offset, seed, scale, softcap, dropout_p, deterministic)
+#define JALI_MASK Mask(std::move(program), std::move(scalars), views(tables))
+
+AttentionOptions make_options(const MaybeTensor& bias, const MaybeTensor& key_bias,
+                              const MaybeTensor& alibi_slopes, const MaybeTensor& sinks,
+                              const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
+                              const MaybeTensor& q_offsets, std::optional<std::int64_t> q_offset,
+                              const MaybeTensor& seed, std::optional<double> scale, double softcap,
+                              double dropout_p, bool deterministic) {
+  AttentionOptions options;
+  options.bias = view(bias);
+  options.key_bias = view(key_bias);
+  options.alibi_slopes = view(alibi_slopes);
+  options.sinks = view(sinks);
+  options.cu_seqlens_q = view(cu_seqlens_q);
+  options.cu_seqlens_k = view(cu_seqlens_k);
+  if (q_offsets) options.q_offset = view(q_offsets);
+  if (q_offset) options.q_offset = *q_offset;
+  if (seed) {
+    TensorView number = view(*seed);
+    if (number.dtype != DType::kI64 || number.num_elements() != 1) {
+      throw Error(Error::Kind::kType, "seed must be an int or an int64 tensor of one element");
+    }
+    options.seed = *static_cast<const std::int64_t*>(number.data);
+  }
+  if (scale) options.scale = *scale;
+  options.softcap = softcap;
+  options.dropout_p = dropout_p;
+  options.deterministic = deterministic;
+  options.num_threads = static_cast<int>(torch::stable::get_num_threads());
+  return options;
+}
+
+// q's shape with another last dim.
+std::vector<std::int64_t> shape_like(const Tensor& q, std::int64_t last) {
+  auto sizes = q.sizes();
+  std::vector<std::int64_t> shape(sizes.begin(), sizes.end());
+  if (!shape.empty()) shape.back() = last;
+  return shape;
+}
+
+// [B, Hq, Lq], or [Hq, Tq] of a varlen call.
+std::vector<std::int64_t> lse_shape(const Tensor& q) {
+  auto s = q.sizes();
+  if (s.size() == 4) return {s[0], s[1], s[2]};
+  return {s[1], s[0]};
+}
+
+// The core checks ranks fully; this much is needed to make the outputs.
+void check_ranks(const Tensor& q, const Tensor& v, bool varlen) {
+  std::int64_t rank = varlen ? 3 : 4;
+  if (q.dim() != rank || v.dim() != rank) {
+    throw Error(Error::Kind::kValue,
+                std::string("q, k and v must be ") +
+                    (varlen ? "[tokens, heads, D] with cu_seqlens" : "[B, H, L, D]") +
+                    ", got q with " + std::to_string(q.dim()) + " and v with " +
+                    std::to_string(v.dim()) + " dims");
+  }
+}
+
+std::tuple<Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v,
+                                             JALI_OPTIONS_PARAMETERS) {
+  check_ranks(q, v, cu_seqlens_q.has_value());
+  AttentionOptions options = JALI_OPTIONS;
+  ScalarType dtype = q.scalar_type();
+  Tensor out = empty_in_order(shape_like(q, v.size(v.dim() - 1)), dtype, q);
+  Tensor lse = empty(lse_shape(q), dtype == ScalarType::Double ? dtype : ScalarType::Float);
+  jali::attention_forward(view(q), view(k), view(v), JALI_MASK, options, view(out), view(lse));
+  return {out, lse};
+}
+
+Tensor with_contiguous_rows(const Tensor& tensor) {
+  bool dense = tensor.size(tensor.dim() - 1) <= 1 || tensor.stride(tensor.dim() - 1) == 1;
+  return dense ? tensor : torch::stable::contiguous(tensor);
+}
+
+Tensor gradient_of(const MaybeTensor& input, bool needed) {
+  if (!input || !needed) return empty({0}, ScalarType::Float);
+  auto sizes = input->sizes();
+  return empty({sizes.begin(), sizes.end()}, input->scalar_type());
+}
+
+Grads attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout,
+                         MaybeTensor dlse, JALI_OPTIONS_PARAMETERS, bool need_bias,
+                         bool need_key_bias, bool need_sinks) {
+  check_ranks(q, v, cu_seqlens_q.has_value());
+  AttentionOptions options = JALI_OPTIONS;
+  auto same_shape = [](const Tensor& t) { return shape_like(t, t.size(t.dim() - 1)); };
+  Tensor dq = empty_in_order(same_shape(q), q.scalar_type(), q);
+  Tensor dk = empty_in_order(same_shape(k), k.scalar_type(), k);
+  Tensor dv = empty_in_order(same_shape(v), v.scalar_type(), v);
+  Tensor dbias = gradient_of(bias, need_bias);
+  Tensor dkey_bias = gradient_of(key_bias, need_key_bias);
+  Tensor dsinks = gradient_of(sinks, need_sinks);
+  AttentionGrads grads{view(dq), view(dk), view(dv), {}, {}, {}};
+  if (bias && need_bias) grads.dbias = view(dbias);
+  if (key_bias && need_key_bias) grads.dkey_bias = view(dkey_bias);
+  if (sinks && need_sinks) grads.dsinks = view(dsinks);
+  if (dlse) dlse = with_contiguous_rows(*dlse);
+  jali::attention_backward(view(q), view(k), view(v), view(out), view(lse),
+                           view(with_contiguous_rows(dout)), view(dlse), JALI_MASK, options, grads);
+  return {dq, dk, dv, dbias, dkey_bias, dsinks};
+}
+
+// (out, lse, dq, dk, dv, dbias, dkey_bias, dsinks), fp64; gradients are [0] without dout.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_truth(
+    Tensor q, Tensor k, Tensor v, MaybeTensor dout, MaybeTensor dlse, JALI_OPTIONS_PARAMETERS) {
+  check_ranks(q, v, cu_seqlens_q.has_value());
+  AttentionOptions options = JALI_OPTIONS;
+  constexpr ScalarType f64 = ScalarType::Double;
+  auto like = [&](const MaybeTensor& input) {
+    if (!dout || !input) return empty({0}, f64);
+    auto sizes = input->sizes();
+    return empty({sizes.begin(), sizes.end()}, f64);
+  };
+  Tensor out = empty(shape_like(q, v.size(v.dim() - 1)), f64);
+  Tensor lse = empty(lse_shape(q), f64);
+  Tensor dq = like(q), dk = like(k), dv = like(v);
+  Tensor dbias = like(bias), dkey_bias = like(key_bias), dsinks = like(sinks);
+  AttentionGrads grads;
+  if (dout) grads = {view(dq), view(dk), view(dv), {}, {}, {}};
+  if (dout && bias) grads.dbias = view(dbias);
+  if (dout && key_bias) grads.dkey_bias = view(dkey_bias);
+  if (dout && sinks) grads.dsinks = view(dsinks);
+  jali::attention_truth(view(q), view(k), view(v), JALI_MASK, options, view(out), view(lse),
+                        view(dout), view(dlse), grads);
+  return {out, lse, dq, dk, dv, dbias, dkey_bias, dsinks};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
+  m.def("attention_forward(Tensor q, Tensor k, Tensor v, " JALI_OPTIONS_SCHEMA
+        ") -> (Tensor out, Tensor lse)");
+  m.def(
+      "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
+      "Tensor? dlse, " JALI_OPTIONS_SCHEMA
+      ", bool need_bias, bool need_key_bias, bool need_sinks) -> (Tensor dq, Tensor dk, "
+      "Tensor dv, Tensor dbias, Tensor dkey_bias, Tensor dsinks)");
+  m.def(
+      "attention_truth(Tensor q, Tensor k, Tensor v, Tensor? dout, Tensor? "
+      "dlse, " JALI_OPTIONS_SCHEMA
+      ") -> (Tensor out, Tensor lse, Tensor dq, Tensor dk, Tensor dv, Tensor dbias, "
+      "Tensor dkey_bias, Tensor dsinks)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(jali, CPU, m) {
+  m.impl("attention_forward", JALI_KERNEL(attention_forward));
+  m.impl("attention_backward", JALI_KERNEL(attention_backward));
+  m.impl("attention_truth", JALI_KERNEL(attention_truth));
+}
+
+// The same kernels: their views refuse memory that is not the CPU's.
+STABLE_TORCH_LIBRARY_IMPL(jali, CUDA, m) {
+  m.impl("attention_forward", JALI_KERNEL(attention_forward));
+  m.impl("attention_backward", JALI_KERNEL(attention_backward));
+  m.impl("attention_truth", JALI_KERNEL(attention_truth));
+}
+
+}  // namespace jali::binding

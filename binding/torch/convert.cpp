@@ -1,0 +1,121 @@
+#include "convert.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace jali::binding {
+namespace {
+
+DType dtype_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double:
+      return DType::kF64;
+    case ScalarType::Float:
+      return DType::kF32;
+    case ScalarType::BFloat16:
+      return DType::kBF16;
+    case ScalarType::Half:
+      return DType::kF16;
+    case ScalarType::Long:
+      return DType::kI64;
+    case ScalarType::Int:
+      return DType::kI32;
+    case ScalarType::Char:  // tile classes: bytes
+    case ScalarType::Bool:
+      return DType::kBool;
+    default:
+      throw Error(Error::Kind::kType,
+                  std::string("jali takes tensors of float64, float32, bfloat16, float16, int64, "
+                              "int32 or bool, got ") +
+                      toString(type) + "; convert it with .to(dtype)");
+  }
+}
+
+Tensor empty_strided(const std::vector<std::int64_t>& shape,
+                     const std::vector<std::int64_t>& strides, ScalarType dtype) {
+  AtenTensorHandle handle;
+  auto number = torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(dtype));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(shape.size()),
+                                                         shape.data(), strides.data(), number,
+                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+}  // namespace
+
+TensorView view(const Tensor& tensor) {
+  if (!tensor.is_cpu()) {
+    throw Error(Error::Kind::kUnsupported,
+                "not yet: Jali's GPU backend has not landed; move the tensors to the CPU with "
+                ".cpu()");
+  }
+  TensorView result;
+  auto shape = tensor.sizes();
+  auto strides = tensor.strides();
+  if (shape.size() > TensorView::kMaxRank) {
+    throw Error(Error::Kind::kValue,
+                "jali takes tensors of at most 5 dims, got " + std::to_string(shape.size()));
+  }
+  result.data = tensor.data_ptr();
+  result.dtype = dtype_of(tensor.scalar_type());
+  result.rank = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), result.shape);
+  std::copy(strides.begin(), strides.end(), result.stride);
+  return result;
+}
+
+TensorView view(const MaybeTensor& tensor) { return tensor ? view(*tensor) : TensorView(); }
+
+std::vector<TensorView> views(const std::vector<Tensor>& tensors) {
+  std::vector<TensorView> result;
+  result.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) result.push_back(view(tensor));
+  return result;
+}
+
+Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype) {
+  std::vector<std::int64_t> strides(shape.size(), 1);
+  for (std::size_t d = shape.size(); d-- > 1;) {
+    strides[d - 1] = strides[d] * std::max<std::int64_t>(shape[d], 1);
+  }
+  return empty_strided(shape, strides, dtype);
+}
+
+Tensor empty_in_order(const std::vector<std::int64_t>& shape, ScalarType dtype,
+                      const Tensor& like) {
+  int rank = static_cast<int>(shape.size());
+  auto given = like.strides();
+  // NOTE: python/jali/_fake.py repeats this; both must give the same strides.
+  std::vector<int> order(rank);
+  for (int d = 0; d < rank; ++d) order[d] = d;
+  std::stable_sort(order.begin(), order.end() - 1,
+                   [&](int a, int b) { return given[a] > given[b]; });
+  std::vector<std::int64_t> strides(rank);
+  std::int64_t stride = 1;
+  for (int n = rank; n-- > 0;) {
+    strides[order[n]] = stride;
+    stride *= std::max<std::int64_t>(shape[order[n]], 1);
+  }
+  return empty_strided(shape, strides, dtype);
+}
+
+void call_guarded(void (*kernel)(StableIValue*, std::uint64_t, std::uint64_t), StableIValue* stack,
+                  std::uint64_t num_args, std::uint64_t num_outputs) {
+  try {
+    kernel(stack, num_args, num_outputs);
+  } catch (const Error& error) {
+    switch (error.kind()) {
+      case Error::Kind::kValue:
+        throw std::invalid_argument(error.what());
+      case Error::Kind::kType:
+        throw std::runtime_error(std::string("TypeError: ") + error.what());
+      case Error::Kind::kUnsupported:
+        throw std::runtime_error(std::string("NotImplementedError: ") + error.what());
+    }
+  }
+}
+
+}  // namespace jali::binding

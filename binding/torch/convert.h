@@ -1,0 +1,44 @@
+// Between torch's stable ABI and jali.h: views of tensors, new tensors, errors.
+#pragma once
+
+#include <jali/jali.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace jali::binding {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+/// What a Tensor argument of a schema arrives as; an absent one has no value.
+using MaybeTensor = std::optional<Tensor>;
+
+/// A view of the tensor's memory. Throws kUnsupported for a tensor that is not on the CPU.
+TensorView view(const Tensor& tensor);
+TensorView view(const MaybeTensor& tensor);
+std::vector<TensorView> views(const std::vector<Tensor>& tensors);
+
+/// A new CPU tensor, contiguous.
+Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype);
+/// A new CPU tensor of this shape, dense, whose dims lie in memory in the order of `like`'s strides
+/// (largest first, equal ones as they stand) except for the last dim, which is innermost.
+Tensor empty_in_order(const std::vector<std::int64_t>& shape, ScalarType dtype, const Tensor& like);
+
+/// Calls a boxed kernel and lets jali::Error reach Python: kValue as ValueError, the others as a
+/// RuntimeError whose text begins with the name of the exception that jali._library raises instead.
+void call_guarded(void (*kernel)(StableIValue*, std::uint64_t, std::uint64_t), StableIValue* stack,
+                  std::uint64_t num_args, std::uint64_t num_outputs);
+
+template <void (*kernel)(StableIValue*, std::uint64_t, std::uint64_t)>
+void guarded(StableIValue* stack, std::uint64_t num_args, std::uint64_t num_outputs) {
+  call_guarded(kernel, stack, num_args, num_outputs);
+}
+
+}  // namespace jali::binding
+
+/// The kernel of an operator from a plain function.
+#define JALI_KERNEL(function) &jali::binding::guarded<TORCH_BOX(&function)>
