@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/philox.h"
 #include "base/tensor.h"
 #include "mask/bound.h"
 
@@ -90,6 +89,22 @@ void expect_result(const char* name, const TensorView& t, const TensorView& like
     value_error("attention_truth: ", name, " is ", dtype_name(t.dtype), " ", shape_text(t),
                 "; expected float64 ", shape_text(like), " in CPU memory");
   }
+}
+
+/// The 16-bit dropout number of a cell: Philox4x32-7 of (j / 8, i, h, b) under the seed gives four
+/// words, that is eight numbers, the low half of a word first.
+u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
+  u32 x[4] = {j / 8, i, h, b};
+  u32 key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
+  for (int round = 0; round < 7; ++round) {
+    const u64 even = u64{0xD2511F53} * x[0], odd = u64{0xCD9E8D57} * x[2];
+    const u32 next[4] = {static_cast<u32>(odd >> 32) ^ x[1] ^ key[0], static_cast<u32>(odd),
+                         static_cast<u32>(even >> 32) ^ x[3] ^ key[1], static_cast<u32>(even)};
+    std::memcpy(x, next, sizeof x);
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return x[j % 8 / 2] >> (j % 2 * 16) & 0xffff;
 }
 
 /// The cells of row i: the mask's expression over what each leaf calls visible.

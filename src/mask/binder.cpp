@@ -136,14 +136,17 @@ void Binder::bind_tokens(const char* name, TokenTable<T>& out, const char* dims,
     out.stride_b = t.stride[batch_dim];
     varies_by_batch = true;
   } else if (s.cu_seqlens_q.given()) {
-    const TensorView& cu = has(dims, 'Q') ? s.cu_seqlens_q : s.cu_seqlens_k;
-    out.packed = t.shape[last] == data_of<const i32>(cu)[s.B * cu.stride[0]];
-    varies_by_batch |= out.packed != 0;
+    out.packed = 1;  // perhaps: LengthChecker settles it
   }
 }
 
-void LengthChecker::check(const char* name, std::int64_t length, bool packed,
+void LengthChecker::check(const char* name, std::int64_t length, i32& packed,
                           const char* dims) const {
+  if (packed) {
+    const TensorView& cu = has(dims, 'Q') ? shape_.cu_seqlens_q : shape_.cu_seqlens_k;
+    packed = length == data_of<const i32>(cu)[shape_.B * cu.stride[0]];
+    binder_.varies_by_batch |= packed != 0;
+  }
   if (packed || has(dims, 'P')) return;
   const bool rows = has(dims, 'Q');
   const std::int64_t want = std::max<std::int64_t>(rows ? shape_.Lq : shape_.Lk, 1);
@@ -168,6 +171,17 @@ void Binder::bind_grid(const char* name, GridTable<T>& out, const char* dims, DT
   out.num_cols = static_cast<i32>(std::max<std::int64_t>(t.shape[last], 1));
   out.stride_r = t.shape[last - 1] > 1 ? t.stride[last - 1] : 0;
   out.stride_c = t.shape[last] > 1 ? t.stride[last] : 0;
+  if (has(dims, 'K')) {
+    const Shape& s = context_.shape;
+    const bool varlen = s.cu_seqlens_q.given();
+    auto fits = [&](std::int64_t n, std::int64_t want) {
+      return n == 1 || n == want || (varlen && n > want);
+    };
+    if (!fits(t.shape[last - 1], s.Lq) || !fits(t.shape[last], s.Lk)) {
+      value_error(leaf_, ": ", name, " is ", shape_text(t), "; expected 1 or Lq = ", s.Lq,
+                  " rows and 1 or Lk = ", s.Lk, " keys", varlen ? " (padded)" : "");
+    }
+  }
   const std::int64_t heads = t.rank >= 3 ? t.shape[last - 2] : 1;
   out.head_div = head_divisor(name, t, heads);
   out.stride_h = heads > 1 ? t.stride[last - 2] : 0;

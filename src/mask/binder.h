@@ -43,11 +43,13 @@ class Binder {
   const std::int64_t* code_end_;
 };
 
-/// Once all fields are bound: checks the lengths of token tables, which may depend on which other
-/// tables are given ("BQ": per row, "BK": per key, "BP": any length, read at positions).
+/// Once all fields are bound: settles which token tables are packed and checks the lengths of the
+/// others. The dims may depend on which other tables are given ("BQ": per row, "BK": per key, "BP":
+/// any length, read at positions).
 class LengthChecker {
  public:
-  LengthChecker(const Shape& shape, const char* leaf) : shape_(shape), leaf_(leaf) {}
+  LengthChecker(const Shape& shape, const char* leaf, Binder& binder)
+      : shape_(shape), leaf_(leaf), binder_(binder) {}
   template <class T>
   void operator()(const char* name, TokenTable<T>& table, const char* dims, const char*) const {
     if (table.given()) check(name, table.length, table.packed, dims);
@@ -56,9 +58,10 @@ class LengthChecker {
   void operator()(const char*, Other&, const char*, const char*) const {}
 
  private:
-  void check(const char* name, std::int64_t length, bool packed, const char* dims) const;
+  void check(const char* name, std::int64_t length, i32& packed, const char* dims) const;
   const Shape& shape_;
   const char* leaf_;
+  Binder& binder_;
 };
 
 /// The visitor that describes a leaf's fields.

@@ -24,7 +24,7 @@ class LeafOf final : public LeafNode {
     Binder binder(context, L::kName, code, code_size);
     leaf_.fields(binder);
     binder.finish();
-    leaf_.fields(LengthChecker(context.shape, L::kName));
+    leaf_.fields(LengthChecker(context.shape, L::kName, binder));
     // A leaf may refuse values: valid() returns what is wrong, or null.
     if constexpr (requires(const L& l) { l.valid(i32{}, i32{}); }) {
       if (const char* wrong =

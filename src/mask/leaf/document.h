@@ -19,6 +19,12 @@ struct Document {
     v("k_ids", k_ids, "BK?", "document of each key [B, Lk]; absent: q_ids, read at the position");
   }
 
+  JALI_HD const char* valid(i32, i32 Lk) const {
+    return k_ids.given() || q_ids.packed || q_ids.length >= Lk
+               ? nullptr
+               : "q_ids alone must hold the document of every key: Lk entries are needed";
+  }
+
   struct Row {
     i32 id;
   };
