@@ -1,0 +1,304 @@
+"""./dev: set up, demo, test, bench, build, lint. `./dev help` lists the commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as xml
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dev_setup
+from dev_setup import BUILD, PYTHON, ROOT, VENV, fail, run, run_python
+
+COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int]]] = {}
+
+
+def command(usage: str, text: str) -> Callable:
+    def keep(function: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+        COMMANDS[function.__name__.replace("_", "-")] = (usage, text, function)
+        return function
+
+    return keep
+
+
+def ready(*targets: str, tools: bool = False) -> None:
+    with dev_setup.alone():
+        dev_setup.install(tools)
+        dev_setup.build(*targets)
+
+
+@command("[--quick]", "what Jali does, on real text, in pictures and numbers")
+def demo(arguments: list[str]) -> int:
+    ready("jali_torch")
+    return run_python("-m", "jali.demo", *arguments)
+
+
+@command("[path …] [-k …]", "all tests, or those of files and folders (C++ and Python)")
+def test(arguments: list[str]) -> int:
+    begin = time.perf_counter()
+    paths = [a for a in arguments if not a.startswith("-") and Path(a.split("::")[0]).exists()]
+    extra = [a for a in arguments if a not in paths]
+    everything = not arguments
+    ready(tools=True)
+    tally = Tally()
+    programs = test_programs(paths or (["tests"] if not extra else []))
+    if programs:
+        tally.add("C++ tests", *run_programs(programs, BUILD))
+    if everything:
+        tally.add("NVRTC kernels", *run_nvrtc())
+    if extra or not paths or any(is_python_test(p) for p in paths):
+        tally.add("Python tests", *run_pytest(paths or ["tests"], extra))
+    return tally.close("test", time.perf_counter() - begin)
+
+
+@command("cpu|gpu …", "measure against torch on this machine")
+def bench(arguments: list[str]) -> int:
+    ready("jali_torch")
+    return run_python("-m", "jali.bench", *arguments)
+
+
+@command("", "compile library, operators and tests")
+def build(arguments: list[str]) -> int:
+    ready(*arguments)
+    return 0
+
+
+@command("", "format C++ and Python")
+def fmt(arguments: list[str]) -> int:
+    with dev_setup.alone():
+        dev_setup.install(tools=True)
+    status = run([VENV / "bin" / "clang-format", "-i", *cpp_files()])
+    status |= run([VENV / "bin" / "ruff", "check", "-q", "--fix-only", "."])
+    return status | run([VENV / "bin" / "ruff", "format", "."])
+
+
+@command("", "formatting, ruff, mypy, who includes whom")
+def lint(arguments: list[str]) -> int:
+    with dev_setup.alone():
+        dev_setup.install(tools=True)
+    bin_dir = VENV / "bin"
+    checks: dict[str, list[str | Path]] = {
+        "clang-format": [bin_dir / "clang-format", "--dry-run", "-Werror", *cpp_files()],
+        "ruff check": [bin_dir / "ruff", "check", "-q", "."],
+        "ruff format": [bin_dir / "ruff", "format", "--check", "-q", "."],
+        "mypy": [bin_dir / "mypy"],
+        "includes": [PYTHON, "tools/check_includes.py"],
+    }
+    failed = []
+    for name, line in checks.items():
+        status = dev_setup.quietly(line)
+        print(f"  {name:14} {'FAILED' if status else 'ok'}", flush=True)
+        failed += [name] if status else []
+    print(f"lint: {len(checks) - len(failed)} passed, {len(failed)} failed")
+    if failed:
+        print("Formatting is mended by ./dev fmt.")
+    return 1 if failed else 0
+
+
+@command("", "mask leaves, instruction sets, options, JALI_* variables")
+def list_(arguments: list[str]) -> int:
+    ready("jali_torch")
+    return run_python("-m", "jali", "list", *arguments)
+
+
+@command('"causal & document L=4096 D=64"', "what the library would choose for a problem, and why")
+def why(arguments: list[str]) -> int:
+    ready("jali_torch")
+    return run_python("-m", "jali", "why", *arguments)
+
+
+@command("[address|thread]", "C++ tests under ASan + UBSan (default) or TSan")
+def sanitize(arguments: list[str]) -> int:
+    kind = arguments[0] if arguments else "address"
+    if kind not in ("address", "thread"):
+        fail(f"sanitize knows 'address' and 'thread', not '{kind}'")
+    begin = time.perf_counter()
+    folder = BUILD / kind
+    with dev_setup.alone():
+        dev_setup.install(tools=False)
+        dev_setup.build(
+            folder=folder,
+            options=[f"-DJALI_SANITIZE={kind}", "-DJALI_TORCH=OFF", "-DJALI_TESTS=ON"],
+        )
+    tally = Tally()
+    tally.add(f"C++ tests ({kind})", *run_programs(test_programs(["tests"]), folder))
+    return tally.close(f"sanitize {kind}", time.perf_counter() - begin)
+
+
+@command("[pytest arguments]", "tests/gpu with the Python that calls (its torch needs CUDA)")
+def gpu_test(arguments: list[str]) -> int:
+    library = os.environ.get("JALI_LIBRARY", str(BUILD / "libjali_torch.so"))
+    if not Path(library).exists():
+        fail(f"{library} is missing: run ./dev build (here or on a machine with network) first")
+    found = subprocess.run(
+        ["python3", "-c", "import torch; print(torch.cuda.is_available())"],
+        capture_output=True,
+        text=True,
+    )
+    if found.stdout.strip() != "True":
+        fail(f"python3 has no torch that sees a GPU:\n{found.stdout}{found.stderr}")
+    if not list((ROOT / "tests" / "gpu").glob("**/test_*.py")):
+        fail("there are no GPU tests yet (tests/gpu): the GPU backend has not landed")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "JALI_LIBRARY": library}
+    return subprocess.call(["python3", "-m", "pytest", "tests/gpu", *arguments], cwd=ROOT, env=env)
+
+
+class Tally:
+    """Sums what ran, and says so in one closing line."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.passed = self.failed = 0
+
+    def add(self, name: str, passed: int, failed: int) -> None:
+        self.parts.append(f"{passed} {name}")
+        self.passed += passed
+        self.failed += failed
+
+    def close(self, name: str, seconds: float) -> int:
+        what = " + ".join(self.parts) or "nothing"
+        print(
+            f"\n{name}: {self.passed} passed, {self.failed} failed ({what}) in {seconds:.0f} s",
+            flush=True,
+        )
+        return 1 if self.failed or not self.passed else 0
+
+
+def tracked(*patterns: str) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "--deduplicate", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def cpp_files() -> list[str]:
+    return tracked("*.h", "*.cpp", "*.cuh")
+
+
+def is_python_test(path: str) -> bool:
+    plain = Path(path.split("::")[0])
+    return plain.suffix == ".py" or (plain.is_dir() and any(plain.rglob("test_*.py")))
+
+
+def test_programs(paths: Sequence[str]) -> list[str]:
+    """Names, relative to tests/, of the C++ test programs at or under the paths."""
+    wanted = [(ROOT / p).resolve() for p in paths]
+    names = []
+    for source in sorted((ROOT / "tests").rglob("*_test.cpp")):
+        if any(source == w or w in source.parents for w in wanted):
+            names.append(str(source.relative_to(ROOT / "tests").with_suffix("")))
+    return names
+
+
+def run_programs(names: Sequence[str], folder: Path) -> tuple[int, int]:
+    """Runs C++ test programs; returns how many of their tests passed and failed."""
+
+    def one(name: str) -> tuple[str, int, int]:
+        begin = time.perf_counter()
+        try:
+            done = subprocess.run(
+                [folder / "tests" / name],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=900,
+                env={**dev_setup.environment(), "UBSAN_OPTIONS": "print_stacktrace=1"},
+            )
+            output, status = done.stdout, done.returncode
+        except subprocess.TimeoutExpired as late:
+            output, status = f"{late.stdout or ''}\ntook more than {late.timeout} s", 1
+        closing = re.search(r"^(\d+) passed, (\d+) failed", output, re.MULTILINE)
+        passed, failed = (int(closing[1]), int(closing[2])) if closing else (0, 0)
+        if status and not failed:
+            failed = 1  # it crashed, or a sanitizer stopped it
+        line = closing.string[closing.start() :].splitlines()[0] if closing else f"exit {status}"
+        print(f"  {name:36} {line}  {time.perf_counter() - begin:.1f} s", flush=True)
+        return (output if status else ""), passed, failed
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(one, names))
+    for output, _, _ in results:
+        if output:
+            print(output)
+    return sum(r[1] for r in results), sum(r[2] for r in results)
+
+
+def run_nvrtc() -> tuple[int, int]:
+    done = subprocess.run(
+        [PYTHON, "tools/nvrtc_check.py"],
+        cwd=ROOT,
+        env=dev_setup.environment(),
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout + done.stderr, flush=True)
+    closing = re.search(r"^NVRTC .*: (\d+) passed, (\d+) failed", done.stdout, re.MULTILINE)
+    return (int(closing[1]), int(closing[2])) if closing else (0, 1)
+
+
+def run_pytest(paths: Sequence[str], extra: Sequence[str]) -> tuple[int, int]:
+    """Runs pytest: first what may share the machine, on all cores, then what measures, alone."""
+    workers = os.cpu_count() or 1
+    passed = failed = 0
+    few = all("::" in p for p in paths)
+    passes = [["-m", "not serial", "-n", "0" if few else str(workers)], ["-m", "serial"]]
+    if any(a == "-m" or a.startswith("-m=") for a in extra):
+        passes = [[]]
+    for number, selection in enumerate(passes):
+        report = BUILD / f"pytest-{number}.xml"
+        report.unlink(missing_ok=True)
+        status = run_python(
+            "-m", "pytest", "-q", f"--junitxml={report}", *selection, *extra, *paths
+        )
+        if status == 5:  # nothing selected
+            continue
+        if not report.exists():
+            failed += 1
+            continue
+        suite = xml.parse(report).getroot().find("testsuite")
+        assert suite is not None
+        bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        passed += int(suite.get("tests", 0)) - bad - int(suite.get("skipped", 0))
+        failed += bad or (1 if status else 0)
+    return passed, failed
+
+
+def help_text() -> str:
+    lines = ["usage: ./dev COMMAND …", ""]
+    for name, (usage, text, _) in COMMANDS.items():
+        lines.append(f"  {name.rstrip('-'):10}{usage:34} {text}")
+    lines += [
+        "",
+        "The first call makes .venv in the checkout and installs torch and Jali in it (a minute).",
+        "JALI_VENV names another virtual environment, CXX another compiler.",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "help"
+    if name in ("help", "-h", "--help"):
+        print(help_text())
+        return 0
+    entry = COMMANDS.get(name) or COMMANDS.get(f"{name}-")
+    if entry is None:
+        fail(f"there is no command '{name}'\n\n{help_text()}")
+        raise AssertionError
+    return entry[2](arguments[1:])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
