@@ -40,7 +40,7 @@ DEV_PACKAGES = [
 
 
 def say(text: str) -> None:
-    print(f"\033[2m{text}\033[0m" if sys.stdout.isatty() else text, flush=True)
+    print(f"\033[K\033[2m{text}\033[0m" if sys.stdout.isatty() else text, flush=True)
 
 
 def fail(text: str) -> None:
@@ -188,17 +188,31 @@ def configure(folder: Path, options: Sequence[str]) -> None:
 def build(*targets: str, folder: Path = BUILD, options: Sequence[str] = ()) -> None:
     """Compiles what changed; prints only where there is something to do or to complain about."""
     configure(folder, options or ["-DJALI_TORCH=ON", "-DJALI_TESTS=ON"])
-    command = [VENV / "bin" / "ninja", "-C", folder, *targets]
-    dry = subprocess.run(
-        [str(c) for c in [*command, "-n"]], capture_output=True, text=True, cwd=ROOT
-    )
-    if "no work to do" in dry.stdout:
-        return
     begin = time.perf_counter()
-    say(f"building {' '.join(targets) or folder.name} …")
-    if run(command) if sys.stdout.isatty() else quietly(command):
+    log = []
+    ninja = subprocess.Popen(
+        [VENV / "bin" / "ninja", "-C", folder, *targets],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert ninja.stdout is not None
+    working = False
+    for line in ninja.stdout:
+        log.append(line)
+        if re.match(r"\[[1-9]", line):  # [0/n] only looks whether files came or went
+            if not working:
+                say(f"building {' '.join(targets) or folder.name} …")
+            working = True
+            if sys.stdout.isatty():
+                print(f"\r\033[K{line.rstrip()[:100]}", end="\r", flush=True)
+    if ninja.wait():
+        print("".join(log))
         fail("the build failed, see above")
-    say(f"  built in {time.perf_counter() - begin:.0f} s")
+    if working:
+        say(f"  built in {time.perf_counter() - begin:.0f} s")
 
 
 def quietly(command: Sequence[str | Path]) -> int:
