@@ -44,9 +44,10 @@ def test(arguments: list[str]) -> int:
     paths = [a for a in arguments if not a.startswith("-") and Path(a.split("::")[0]).exists()]
     extra = [a for a in arguments if a not in paths]
     everything = not arguments
-    ready(tools=True)
-    tally = Tally()
     programs = test_programs(paths or (["tests"] if not extra else []))
+    targets = [] if everything else [f"test_{p.replace('/', '_')}" for p in programs]
+    ready(*(targets or ["all"]), tools=True)
+    tally = Tally()
     if programs:
         tally.add("C++ tests", *run_programs(programs, BUILD))
     if everything:
@@ -248,10 +249,10 @@ def run_nvrtc() -> tuple[int, int]:
 
 def run_pytest(paths: Sequence[str], extra: Sequence[str]) -> tuple[int, int]:
     """Runs pytest: first what may share the machine, on all cores, then what measures, alone."""
-    workers = os.cpu_count() or 1
     passed = failed = 0
-    few = all("::" in p for p in paths)
-    passes = [["-m", "not serial", "-n", "0" if few else str(workers)], ["-m", "serial"]]
+    many = any(Path(p).is_dir() for p in paths)  # workers take seconds to start
+    workers = str(os.cpu_count() or 1) if many else "0"
+    passes = [["-m", "not serial", "-n", workers], ["-m", "serial"]]
     if any(a == "-m" or a.startswith("-m=") for a in extra):
         passes = [[]]
     for number, selection in enumerate(passes):
