@@ -11,6 +11,7 @@ import xml.etree.ElementTree as xml
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import dev_setup
 from dev_setup import BUILD, PYTHON, ROOT, VENV, fail, run, run_python
@@ -40,21 +41,20 @@ def demo(arguments: list[str]) -> int:
 
 @command("[path …] [-k …]", "all tests, or those of files and folders (C++ and Python)")
 def test(arguments: list[str]) -> int:
-    begin = time.perf_counter()
+    tally = Tally("test")
     paths = [a for a in arguments if not a.startswith("-") and Path(a.split("::")[0]).exists()]
     extra = [a for a in arguments if a not in paths]
     everything = not arguments
     programs = test_programs(paths or (["tests"] if not extra else []))
     targets = [] if everything else [f"test_{p.replace('/', '_')}" for p in programs]
     ready(*(targets or ["all"]), tools=True)
-    tally = Tally()
     if programs:
         tally.add("C++ tests", *run_programs(programs, BUILD))
     if everything:
         tally.add("NVRTC kernels", *run_nvrtc())
     if extra or not paths or any(is_python_test(p) for p in paths):
         tally.add("Python tests", *run_pytest(paths or ["tests"], extra))
-    return tally.close("test", time.perf_counter() - begin)
+    return tally.close()
 
 
 @command("cpu|gpu …", "measure against torch on this machine")
@@ -90,15 +90,16 @@ def lint(arguments: list[str]) -> int:
         "mypy": [bin_dir / "mypy"],
         "includes": [PYTHON, "tools/check_includes.py"],
     }
-    failed = []
+    tally = Tally("lint")
+    failed = 0
     for name, line in checks.items():
         status = dev_setup.quietly(line)
         print(f"  {name:14} {'FAILED' if status else 'ok'}", flush=True)
-        failed += [name] if status else []
-    print(f"lint: {len(checks) - len(failed)} passed, {len(failed)} failed")
+        failed += 1 if status else 0
+    tally.add("checks", len(checks) - failed, failed)
     if failed:
         print("Formatting is mended by ./dev fmt.")
-    return 1 if failed else 0
+    return tally.close()
 
 
 @command("", "mask leaves, instruction sets, options, JALI_* variables")
@@ -118,7 +119,7 @@ def sanitize(arguments: list[str]) -> int:
     kind = arguments[0] if arguments else "address"
     if kind not in ("address", "thread"):
         fail(f"sanitize knows 'address' and 'thread', not '{kind}'")
-    begin = time.perf_counter()
+    tally = Tally(f"sanitize {kind}")
     folder = BUILD / kind
     with dev_setup.alone():
         dev_setup.install(tools=False)
@@ -126,9 +127,23 @@ def sanitize(arguments: list[str]) -> int:
             folder=folder,
             options=[f"-DJALI_SANITIZE={kind}", "-DJALI_TORCH=OFF", "-DJALI_TESTS=ON"],
         )
-    tally = Tally()
-    tally.add(f"C++ tests ({kind})", *run_programs(test_programs(["tests"]), folder))
-    return tally.close(f"sanitize {kind}", time.perf_counter() - begin)
+    tally.add("C++ tests", *run_programs(test_programs(["tests"]), folder))
+    return tally.close()
+
+
+@command("", "what every change must pass: lint, test, sanitize address")
+def ci(arguments: list[str]) -> int:
+    begin = time.perf_counter()
+    status = 0
+    for name in ("lint", "test", "sanitize"):
+        print(f"=== ./dev {name}", flush=True)
+        status |= COMMANDS[name][2]([])
+    print("\nci:")
+    for tally in Tally.closed:
+        print(f"  {tally.line()}")
+    passed, failed = (sum(getattr(t, n) for t in Tally.closed) for n in ("passed", "failed"))
+    print(f"ci: {passed} passed, {failed} failed in {time.perf_counter() - begin:.0f} s")
+    return status
 
 
 @command("[pytest arguments]", "tests/gpu with the Python that calls (its torch needs CUDA)")
@@ -152,21 +167,31 @@ def gpu_test(arguments: list[str]) -> int:
 class Tally:
     """Sums what ran, and says so in one closing line."""
 
-    def __init__(self) -> None:
+    closed: ClassVar[list[Tally]] = []
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.parts: list[str] = []
         self.passed = self.failed = 0
+        self.begin = time.perf_counter()
+        self.seconds = 0.0
 
     def add(self, name: str, passed: int, failed: int) -> None:
-        self.parts.append(f"{passed} {name}")
+        self.parts.append(f"{passed} {name}" + (f" ({failed} FAILED)" if failed else ""))
         self.passed += passed
         self.failed += failed
 
-    def close(self, name: str, seconds: float) -> int:
-        what = " + ".join(self.parts) or "nothing"
-        print(
-            f"\n{name}: {self.passed} passed, {self.failed} failed ({what}) in {seconds:.0f} s",
-            flush=True,
+    def line(self) -> str:
+        return (
+            f"{self.name}: {self.passed} passed, {self.failed} failed "
+            f"({' + '.join(self.parts) or 'nothing ran'}) in {self.seconds:.0f} s"
         )
+
+    def close(self) -> int:
+        """Prints the line. A command that ran nothing has not passed."""
+        self.seconds = time.perf_counter() - self.begin
+        Tally.closed.append(self)
+        print(f"\n{self.line()}", flush=True)
         return 1 if self.failed or not self.passed else 0
 
 
