@@ -50,7 +50,8 @@ double load(const TensorView& t, i64 at) {
       return x;
     }
     default:
-      type_error("attention_truth: dtype ", dtype_name(t.dtype), "; expected a floating-point type");
+      type_error("attention_truth: dtype ", dtype_name(t.dtype),
+                 "; expected a floating-point type");
   }
 }
 

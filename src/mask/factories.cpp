@@ -91,12 +91,7 @@ Mask block_sparse(const TensorView& blocks, std::int64_t block_rows, std::int64_
 
 Mask block_csr(const TensorView& row_ptr, const TensorView& col_idx, std::int64_t block_rows,
                std::int64_t block_keys) {
-  return LeafBuilder("block_csr")
-      .add(row_ptr)
-      .add(col_idx)
-      .add(block_rows)
-      .add(block_keys)
-      .mask();
+  return LeafBuilder("block_csr").add(row_ptr).add(col_idx).add(block_rows).add(block_keys).mask();
 }
 
 Mask dense(const TensorView& tensor) { return LeafBuilder("dense").add(tensor).mask(); }
