@@ -1,0 +1,39 @@
+"""Shared by all Python tests: the `gpu` marker and the count of cases at the end of a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `from tests.python import oracle`
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped without one")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Says how many conformance and property cases ran, over all workers."""
+    ran = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        if report.when == "call"
+    ]
+    conformance = sum("tests/conformance/" in report.nodeid for report in ran)
+    drawn = sum(n for report in ran for name, n in report.user_properties if name == "cases")
+    if conformance or drawn:
+        terminalreporter.write_sep("-", "cases")
+        terminalreporter.write_line(f"conformance cases: {conformance:,}")
+        terminalreporter.write_line(f"property cases:    {drawn:,}")
