@@ -1,7 +1,7 @@
 # Two installs. Component cpp: the library, its header and find_package(jali). Component python: the
 # operators, into the package (scikit-build-core gives the prefix).
 if(TARGET jali_torch)
-  install(TARGETS jali_torch LIBRARY DESTINATION jali/lib COMPONENT python)
+  install(TARGETS jali_torch LIBRARY DESTINATION jali COMPONENT python)
 endif()
 if(TARGET jali)
   include(CMakePackageConfigHelpers)

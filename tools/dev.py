@@ -46,8 +46,10 @@ def test(arguments: list[str]) -> int:
     extra = [a for a in arguments if a not in paths]
     everything = not arguments
     programs = test_programs(paths or (["tests"] if not extra else []))
-    targets = [] if everything else [f"test_{p.replace('/', '_')}" for p in programs]
-    ready(*(targets or ["all"]), tools=True)
+    targets = ["all"] if everything else [f"test_{p.replace('/', '_')}" for p in programs]
+    if extra or any(is_python_test(p) for p in paths):
+        targets += ["jali", "jali_torch"]
+    ready(*targets, tools=True)
     if programs:
         tally.add("C++ tests", *run_programs(programs, BUILD))
     if everything:
