@@ -4,6 +4,7 @@
 
 #include "leaf_list.h"
 #include "mask/leaf_of.h"
+#include "mask/predicate/node.h"
 
 namespace jali {
 namespace {
@@ -45,7 +46,7 @@ const LeafKind* find_leaf(std::int64_t kind) {
   for (const LeafKind& known : leaf_kinds()) {
     if (leaf_kind(known.name.c_str()) == kind) return &known;
   }
-  return nullptr;
+  return kind == leaf_kind("predicate") ? &predicate_kind() : nullptr;
 }
 
 }  // namespace jali
