@@ -168,11 +168,15 @@ class _Value:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.where:  # x.where(c, y)
+            args = (args[1], args[0], *args[2:])
         return _call(getattr(func, "__name__", str(func)), args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "where":  # x.where(c, y)
+            return lambda c, y: _call(name, (c, self, y), {})
         return lambda *args, **kwargs: _call(name, (self, *args), kwargs)
 
     def text(self) -> str:
@@ -480,7 +484,7 @@ def _extreme(op: str, on_bools: str) -> Callable[..., _Value]:
 
     def record(x: Any, *others: Any, **kwargs: Any) -> _Value:
         others += tuple(kwargs.values())
-        if len(others) != 1 or (not others[0] and _find_trace(others) is None and kwargs):
+        if len(others) != 1 or not isinstance(others[0], (Tensor, _Value)):
             raise NotImplementedError(
                 f"predicate: torch.{op} over a dimension; torch.{op}(x, y) of two values and "
                 f"torch.{op}imum are supported."
@@ -547,14 +551,17 @@ class _Known(int):
 _TRUE, _FALSE = _Known(1), _Known(0)
 
 
+def _require_scalar_shape(size: Any) -> None:
+    if tuple(size) not in ((), ((),), (torch.Size(()),)):
+        raise NotImplementedError(
+            f"predicate: a new tensor of shape {tuple(size)}; a predicate sees one cell at a time, "
+            "so only shape () is supported."
+        )
+
+
 def _filled(value: Any) -> Callable[..., _Value]:
     def record(x: _Value, *args: Any, dtype: Any = None, **kwargs: Any) -> _Value:
-        size = kwargs.get("size", args[0] if args else ())
-        if tuple(size) != ():
-            raise NotImplementedError(
-                f"predicate: a new tensor of shape {tuple(size)}; a predicate sees one cell at a "
-                "time, so only shape () is supported."
-            )
+        _require_scalar_shape(kwargs.get("size", args))
         return _constant_like(x, value, dtype)
 
     return record
@@ -571,8 +578,7 @@ def _full_like(x: _Value, fill_value: Any, *, dtype: Any = None, **_: Any) -> _V
 
 
 def _new_full(x: _Value, size: Any, fill_value: Any, *, dtype: Any = None, **_: Any) -> _Value:
-    if tuple(size) != ():
-        return _filled(0)(x, size)
+    _require_scalar_shape(size)
     return _full_like(x, fill_value, dtype=dtype)
 
 
@@ -667,7 +673,7 @@ def _call(name: str, args: Any, kwargs: Any) -> Any:
         args = (*args, kwargs.pop("other"))
     kwargs.pop("out", None) if kwargs.get("out", 0) is None else None
     if args and not isinstance(args[0], _Value) and (trace := _find_trace(args)) is not None:
-        args = (trace.lift(args[0], name.strip("_")), *args[1:])
+        args = (trace.lift(args[0], name.strip("_")), *args[1:])  # 3 - x, torch.add(tensor, x)
     return function(*args, **kwargs)
 
 
