@@ -16,6 +16,7 @@ from ._table_masks import (
     KeyPaddingMask,
     RowIntervalMask,
 )
+from .predicate import PredicateMask
 from .tiles import TileMap
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "NeighborhoodMask",
     "NotMask",
     "OrMask",
+    "PredicateMask",
     "PrefixMask",
     "RowIntervalMask",
     "TileMap",
