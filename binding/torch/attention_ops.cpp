@@ -16,19 +16,30 @@ using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 // The arguments that forward, backward and truth share, in the schema's order.
 #define JALI_OPTIONS_SCHEMA                                                                     \
   "Tensor? bias, Tensor? key_bias, Tensor? alibi_slopes, Tensor? sinks, Tensor? cu_seqlens_q, " \
-  "Tensor? cu_seqlens_k, Tensor? q_offsets, SymInt? q_offset, Tensor? seed, Tensor[] tables, "  \
-  "SymInt[] scalars, int[] program, float? scale, float softcap, float dropout_p, "             \
+  "Tensor? cu_seqlens_k, Tensor? q_offsets, SymInt? q_offset, Tensor? seed, Tensor[]? tables, " \
+  "SymInt[]? scalars, int[]? program, float? scale, float softcap, float dropout_p, "           \
   "bool deterministic"
-#define JALI_OPTIONS_PARAMETERS                                                           \
-  MaybeTensor bias, MaybeTensor key_bias, MaybeTensor alibi_slopes, MaybeTensor sinks,    \
-      MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, MaybeTensor q_offsets,          \
-      std::optional<std::int64_t> q_offset, MaybeTensor seed, std::vector<Tensor> tables, \
-      std::vector<std::int64_t> scalars, std::vector<std::int64_t> program,               \
-      std::optional<double> scale, double softcap, double dropout_p, bool deterministic
+#define JALI_OPTIONS_PARAMETERS                                                                    \
+  const MaybeTensor &bias, const MaybeTensor &key_bias, const MaybeTensor &alibi_slopes,           \
+      const MaybeTensor &sinks, const MaybeTensor &cu_seqlens_q, const MaybeTensor &cu_seqlens_k,  \
+      const MaybeTensor &q_offsets, std::optional<std::int64_t> q_offset, const MaybeTensor &seed, \
+      const std::optional<std::vector<Tensor>>&tables, const MaybeInts &scalars,                   \
+      const MaybeInts &program, std::optional<double> scale, double softcap, double dropout_p,     \
+      bool deterministic
 #define JALI_OPTIONS                                                                       \
   make_options(bias, key_bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, q_offsets, \
                q_offset, seed, scale, softcap, dropout_p, deterministic)
-#define JALI_MASK Mask(std::move(program), std::move(scalars), views(tables))
+#define JALI_MASK make_mask(program, scalars, tables)
+
+using MaybeInts = std::optional<std::vector<std::int64_t>>;
+
+// Without a mask its three lists are None: an empty list costs a microsecond to hand over.
+Mask make_mask(const MaybeInts& program, const MaybeInts& scalars,
+               const std::optional<std::vector<Tensor>>& tables) {
+  if (!program) return Mask();
+  return Mask(*program, scalars.value_or(std::vector<std::int64_t>()),
+              tables ? views(*tables) : std::vector<TensorView>());
+}
 
 AttentionOptions make_options(const MaybeTensor& bias, const MaybeTensor& key_bias,
                               const MaybeTensor& alibi_slopes, const MaybeTensor& sinks,
@@ -87,7 +98,7 @@ void check_ranks(const Tensor& q, const Tensor& v, bool varlen) {
   }
 }
 
-std::tuple<Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v,
+std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
                                              JALI_OPTIONS_PARAMETERS) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
@@ -109,9 +120,10 @@ Tensor gradient_of(const MaybeTensor& input, bool needed) {
   return empty({sizes.begin(), sizes.end()}, input->scalar_type());
 }
 
-Grads attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout,
-                         MaybeTensor dlse, JALI_OPTIONS_PARAMETERS, bool need_bias,
-                         bool need_key_bias, bool need_sinks) {
+Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                         const Tensor& lse, const Tensor& dout, const MaybeTensor& dlse,
+                         JALI_OPTIONS_PARAMETERS, bool need_bias, bool need_key_bias,
+                         bool need_sinks) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
   auto same_shape = [](const Tensor& t) { return shape_like(t, t.size(t.dim() - 1)); };
@@ -125,7 +137,6 @@ Grads attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, T
   if (bias && need_bias) grads.dbias = view(dbias);
   if (key_bias && need_key_bias) grads.dkey_bias = view(dkey_bias);
   if (sinks && need_sinks) grads.dsinks = view(dsinks);
-  if (dlse) dlse = with_contiguous_rows(*dlse);
   jali::attention_backward(view(q), view(k), view(v), view(out), view(lse),
                            view(with_contiguous_rows(dout)), view(dlse), JALI_MASK, options, grads);
   return {dq, dk, dv, dbias, dkey_bias, dsinks};
@@ -133,7 +144,8 @@ Grads attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, T
 
 // (out, lse, dq, dk, dv, dbias, dkey_bias, dsinks), fp64; gradients are [0] without dout.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_truth(
-    Tensor q, Tensor k, Tensor v, MaybeTensor dout, MaybeTensor dlse, JALI_OPTIONS_PARAMETERS) {
+    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& dout,
+    const MaybeTensor& dlse, JALI_OPTIONS_PARAMETERS) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
   constexpr ScalarType f64 = ScalarType::Double;

@@ -7,7 +7,7 @@ at only where that costs no synchronisation: real tensors on the CPU.
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ _INTEGERS = (torch.int64, torch.int16, torch.int8, torch.uint8)
 _LIMIT = 2**31 - 1
 
 #: A number, a tensor of numbers (or what torch.as_tensor takes), or nothing.
-IntParam = int | Tensor | None
+IntParam: TypeAlias = int | Tensor | None
 
 
 def readable(tensor: Tensor) -> bool:
@@ -35,7 +35,7 @@ def int_param(value: Any, owner: str, name: str, *, optional: bool = True) -> In
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, torch.SymInt):
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(value, Tensor):
         return int_table(value.reshape(1) if value.dim() == 0 else value, owner, name, 1)
     if isinstance(value, (list, tuple)):
@@ -59,7 +59,7 @@ def one_int(value: Any, owner: str, name: str, *, least: int | None = None) -> i
     number = value if isinstance(value, (int, torch.SymInt)) else operator.index(value)
     if least is not None and number < least:
         raise ValueError(f"{owner}: {name} must be at least {least}")
-    return number  # type: ignore[return-value]
+    return number
 
 
 def int_table(value: Any, owner: str, name: str, max_rank: int, min_rank: int = 1) -> Tensor:

@@ -326,7 +326,7 @@ class DerivedMask(Mask):
     ) -> None:
         if ctx is None:
             raise ValueError(
-                f"{type(self).__name__} depends on the call's shape: pass flatten(ctx) a CallContext"
+                f"{type(self).__name__} depends on the call's shape: pass flatten a CallContext"
             )
         self.lower(ctx)._emit(program, tables, scalars, ctx)
 

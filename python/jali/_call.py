@@ -1,0 +1,245 @@
+"""From the user's arguments to the operators': masks of every kind, offsets, seeds, biases."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._convert import int_param
+from ._mask import CallContext, Flat, Mask
+from ._ops import Options
+from ._table_masks import DenseMask
+
+_DENSE_LIMIT = 2**28  # cells of a foreign mask that are still evaluated
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A mask prepared for calls of one shape; made by `jali.plan`, accepted as `mask=`."""
+
+    mask: Mask
+    B: int
+    Hq: int
+    Hkv: int
+    Lq: int
+    Lk: int
+    q_offset: int | Tensor | None
+    flat: Flat
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.mask!r}, B={self.B}, Hq={self.Hq}, Hkv={self.Hkv}, "
+            f"Lq={self.Lq}, Lk={self.Lk})"
+        )
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    mask: Any,
+    scale: float | None,
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    alibi_slopes: Tensor | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout_p: float,
+    seed: int | Tensor | None,
+    q_offset: int | Tensor | None,
+    deterministic: bool,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+) -> Options:
+    """The operators' arguments behind q, k and v. q and k are in the layout of the operators."""
+    if q.is_cuda:
+        raise NotImplementedError(
+            "not yet: Jali's GPU backend has not landed; move q, k, v and the mask to the CPU "
+            "with .cpu() and mask.to('cpu')"
+        )
+    if isinstance(mask, Plan):
+        q_offset = _planned_offset(mask, q_offset)
+    if q_offset is not None and type(q_offset) is not int:
+        q_offset = int_param(q_offset, "attention", "q_offset")
+    offsets = None
+    if isinstance(q_offset, Tensor):
+        offsets, q_offset = q_offset, None
+    tables = scalars = program = None
+    if mask is not None:
+        if isinstance(mask, Tensor) and mask.is_floating_point():
+            # What scaled_dot_product_attention takes: a bias. Neither of the two is dropped.
+            bias = mask if bias is None else mask + bias
+        else:
+            where = q_offset if offsets is None else offsets
+            ctx = context(q, k, where, cu_seqlens_q, cu_seqlens_k)
+            program, tables, scalars = flatten(mask, ctx)
+    if bias is not None and bias.dim() < 4:
+        bias = bias[(None,) * (4 - bias.dim())]
+    if key_bias is not None:
+        rank = 3 if cu_seqlens_q is None else 2
+        if key_bias.dim() < rank:
+            key_bias = key_bias[(None,) * (rank - key_bias.dim())]
+    if alibi_slopes is not None:
+        alibi_slopes = alibi_slopes.to(torch.float32).contiguous()
+    return Options(
+        bias,
+        key_bias,
+        alibi_slopes,
+        sinks,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        offsets,
+        q_offset,
+        make_seed(seed, q.device) if dropout_p else None,
+        tables,
+        scalars,
+        program,
+        scale,
+        0.0 if softcap is None else softcap,
+        dropout_p,
+        deterministic or torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def context(
+    q: Tensor,
+    k: Tensor,
+    q_offset: int | Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> CallContext:
+    """What a derived mask is told of the call."""
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        if q.dim() != 4 or k.dim() != 4:
+            raise ValueError(
+                f"q and k must be [B, heads, L, D], got {q.dim()} and {k.dim()} dims; "
+                "packed sequences go to attention_varlen"
+            )
+        B, Hq, Lq, _ = q.shape
+        _, Hkv, Lk, _ = k.shape
+    else:
+        if q.dim() != 3 or k.dim() != 3:
+            raise ValueError(
+                f"q and k must be [tokens, heads, D] in attention_varlen, got {q.dim()} and "
+                f"{k.dim()} dims"
+            )
+        B = cu_seqlens_q.shape[0] - 1
+        Lq, Hq, _ = q.shape
+        Lk, Hkv, _ = k.shape
+    return CallContext(B, Hq, Hkv, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k, q.device)
+
+
+def make_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
+    """The dropout's seed as an int64 tensor of one element; None draws one."""
+    if seed is None:
+        # torch's own generator: torch.manual_seed, checkpointing and graphs all work as usual.
+        return torch.randint(0, 2**62, (), dtype=torch.int64, device=device)
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.numel() != 1:
+            raise TypeError(
+                f"seed must be an int or an int64 tensor of one element, got {seed.dtype} with "
+                f"{seed.numel()} elements"
+            )
+        return seed.reshape(())
+    if isinstance(seed, bool) or not isinstance(seed, (int, torch.SymInt)):
+        raise TypeError(f"seed must be an int or an int64 tensor, got {type(seed).__name__}")
+    return torch.full((), seed, dtype=torch.int64, device=device)
+
+
+def flatten(mask: Any, ctx: CallContext) -> Flat:
+    """Any accepted kind of mask but a float tensor as (program, tables, scalars)."""
+    if isinstance(mask, Mask):
+        return mask.flatten(ctx)
+    if isinstance(mask, Plan):
+        _check_plan(mask, ctx)
+        return mask.flat
+    return as_mask(mask, ctx).flatten(ctx)
+
+
+def as_mask(mask: Any, ctx: CallContext) -> Mask:
+    """A Mask from a bool tensor, a FlexAttention BlockMask or mask_mod, or anything evaluable."""
+    if isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, Plan):
+        return mask.mask
+    if isinstance(mask, Tensor):
+        if mask.dtype != torch.bool:
+            raise TypeError(
+                f"a mask tensor must be bool (True: visible) or floating point (a bias), got "
+                f"{mask.dtype}; write mask != 0"
+            )
+        return DenseMask(mask)
+    function = getattr(mask, "mask_mod", mask)
+    if callable(function):
+        return _from_function(function, ctx)
+    if callable(getattr(mask, "dense", None)):
+        _check_cells(mask, ctx)
+        return DenseMask(mask.dense(ctx.B, ctx.Hq, ctx.Lq, ctx.Lk))
+    raise TypeError(
+        "mask must be a jali Mask, a bool or float tensor, a FlexAttention BlockMask or a "
+        f"function of (b, h, q, k), got {type(mask).__name__}"
+    )
+
+
+def _from_function(function: Callable[..., Any], ctx: CallContext) -> Mask:
+    from .predicate import PredicateMask
+
+    try:
+        return PredicateMask(function)
+    except (TypeError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0]
+    _check_cells(function, ctx, reason)
+    index = [torch.arange(n, device=ctx.device) for n in (ctx.B, ctx.Hq, ctx.Lq, ctx.Lk)]
+    b, h, i, j = (x.view([-1 if d == n else 1 for d in range(4)]) for n, x in enumerate(index))
+    return DenseMask(torch.as_tensor(function(b, h, i, j)).to(torch.bool))
+
+
+_warned: set[type] = set()
+
+
+def _check_cells(mask: Any, ctx: CallContext, reason: str = "") -> None:
+    """Says once per kind of object that its cells are evaluated; refuses where they are many."""
+    kind = type(mask)
+    because = f" ({reason})" if reason else ""
+    if ctx.cu_seqlens_q is not None:
+        raise TypeError(
+            f"a mask of type {kind.__name__} cannot be used in attention_varlen{because}; "
+            "write it with jali's masks"
+        )
+    cells = ctx.B * ctx.Hq * ctx.Lq * ctx.Lk
+    if cells > _DENSE_LIMIT:
+        raise ValueError(
+            f"a mask of type {kind.__name__} would have to be evaluated in {cells} cells, more "
+            f"than the limit of 2^28{because}; write it with jali's masks"
+        )
+    if kind not in _warned:
+        _warned.add(kind)
+        warnings.warn(
+            f"a mask of type {kind.__name__} is evaluated in every cell{because}: slow, and O(L^2) "
+            "memory; write it with jali's masks, e.g. jali.CausalMask() & jali.WindowMask.last(n)",
+            stacklevel=5,
+        )
+
+
+def _planned_offset(plan: Plan, q_offset: int | Tensor | None) -> int | Tensor | None:
+    if q_offset is None:
+        return plan.q_offset
+    if type(q_offset) is int and plan.q_offset != q_offset:
+        raise ValueError(
+            f"the plan was made for q_offset = {plan.q_offset}, but the call has {q_offset}; make "
+            "one plan per offset or pass the mask itself"
+        )
+    return q_offset
+
+
+def _check_plan(plan: Plan, ctx: CallContext) -> None:
+    planned = (plan.B, plan.Hq, plan.Hkv, plan.Lq, plan.Lk)
+    if planned != ctx[:5]:
+        raise ValueError(
+            f"the plan was made for (B, Hq, Hkv, Lq, Lk) = {planned}, but the call has {ctx[:5]}; "
+            "make one plan per shape or pass the mask itself"
+        )
