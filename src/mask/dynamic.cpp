@@ -59,14 +59,15 @@ struct Layout {
                  dtype_name(dtype), ": convert it first");
     }
     i64 batch = t.rank == max_rank ? t.size(0) : 1;
-    bool ok = t.rank >= 1 && t.rank <= max_rank && (t.size(-1) >= longest || packed(t)) &&
+    bool varlen = packed_length >= 0;
+    bool ok = t.rank >= 1 && t.rank <= max_rank &&
+              (t.size(-1) == longest || (varlen && (packed(t) || t.size(-1) > longest))) &&
               (batch == 1 || batch == static_cast<i64>(sequences.size()));
     if (!ok) {
-      value_error(
-          "dynamic_ends: ", name, " has shape ", shape_text(t), "; expected ",
-          max_rank == 3 ? "[B|1, H, Lk]" : "[B|1, Lk]", " with B = ", sequences.size(),
-          ", Lk = ", longest,
-          packed_length < 0 ? "" : ", or packed with Lk = " + std::to_string(packed_length));
+      value_error("dynamic_ends: ", name, " has shape ", shape_text(t), "; expected ",
+                  max_rank == 3 ? "[B|1, H, Lk]" : "[B|1, Lk]", " with B = ", sequences.size(),
+                  ", Lk = ", longest,
+                  varlen ? ", or packed with Lk = " + std::to_string(packed_length) : "");
     }
   }
 
