@@ -181,16 +181,20 @@ class Selector {
  public:
   void run(Strip<const float> score, Strip<i32> end, i32 length, const Segments& segments,
            const DynamicOptions& options) {
-    bool unlimited = options.keep < 0;
     worst_first_.clear();
     for (i32 j = 0; j < length; ++j) {
       u32 rank = segments.at(j) < 0 ? 0 : rank_of(score[j], options.threshold);
-      end[j] = rank != 0 && unlimited ? kFar : 0;
-      if (rank != 0 && options.keep > 0) worst_first_.push_back(u64{rank} << 32 | u32(j));
+      end[j] = 0;
+      if (rank != 0) worst_first_.push_back(u64{rank} << 32 | u32(j));
     }
-    if (worst_first_.empty()) return;
-    options.causal ? causal(end, length, segments, options.keep)
-                   : fixed(end, segments, options.keep);
+    if (options.keep == 0) return;
+    if (options.keep < 0 || static_cast<i64>(worst_first_.size()) <= options.keep) {
+      for (u64 entry : worst_first_) end[u32(entry)] = kFar;  // there is room for all
+    } else if (options.causal) {
+      causal(end, length, segments, options.keep);
+    } else {
+      fixed(end, segments, options.keep);
+    }
   }
 
  private:
@@ -240,15 +244,14 @@ class Selector {
 };
 
 /// Runs work(item, selector) for every item; each thread has one selector.
-void for_each(i64 num_items, int num_threads, const std::function<void(i64, Selector&)>& work) {
+void for_each(i64 num_items, i64 num_threads, const std::function<void(i64, Selector&)>& work) {
   std::atomic<i64> next{0};
   auto loop = [&] {
     Selector selector;
     for (i64 item; (item = next.fetch_add(1)) < num_items;) work(item, selector);
   };
-  if (num_threads <= 0) num_threads = static_cast<int>(std::thread::hardware_concurrency());
   std::vector<std::thread> others;
-  for (i64 t = 1; t < std::min<i64>(num_threads, num_items); ++t) others.emplace_back(loop);
+  for (i64 t = 1; t < std::min(num_threads, num_items); ++t) others.emplace_back(loop);
   loop();
   for (std::thread& t : others) t.join();
 }
@@ -270,9 +273,13 @@ void dynamic_ends(const TensorView& scores, const DynamicOptions& options, const
 
   i64 num_sequences = static_cast<i64>(l.sequences.size());
   std::vector<Segments> segments(num_sequences);
-  for_each(num_sequences, options.num_threads,
+  i64 num_threads = options.num_threads;
+  if (num_threads <= 0) num_threads = i64{std::thread::hardware_concurrency()};
+  // PERF: a key takes about 15 ns, to start a thread 20 us.
+  num_threads = std::min(num_threads, 1 + ends.num_elements() / 8192);
+  for_each(num_sequences, num_threads,
            [&](i64 b, Selector&) { segments[b] = segments_of(l, l.sequences[b], options); });
-  for_each(num_sequences * num_heads, options.num_threads, [&](i64 item, Selector& selector) {
+  for_each(num_sequences * num_heads, num_threads, [&](i64 item, Selector& selector) {
     i64 b = item / num_heads, h = item % num_heads;
     const Sequence& s = l.sequences[b];
     selector.run(l.strip<const float>(scores, s, h, 3), l.strip<i32>(ends, s, h, 3), s.length,

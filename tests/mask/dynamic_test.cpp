@@ -153,7 +153,7 @@ TEST(scores_that_differ_in_the_last_bit_are_ordered) {
   }
 }
 
-TEST(batches_heads_strides_and_threads) {
+TEST(batches_heads_and_strides) {
   std::mt19937 rng(2);
   const int B = 3, H = 4, L = 70;
   std::vector<float> score(B * L * H);
@@ -165,20 +165,32 @@ TEST(batches_heads_strides_and_threads) {
   DynamicOptions options;
   options.keep = 5;
   options.documents = {{ids.data(), DType::kI32, {B, L}}};
-  for (int threads : {1, 5}) {
-    options.num_threads = threads;
-    std::fill(end.begin(), end.end(), -7);
-    dynamic_ends(scores, options, {end.data(), DType::kI32, {B, H, L}});
-    for (int b = 0; b < B; ++b) {
-      for (int h = 0; h < H; ++h) {
-        Keys k;
-        for (int j = 0; j < L; ++j) k.score.push_back(score[(b * L + j) * H + h]);
-        k.ids = {{ids.begin() + b * L, ids.begin() + (b + 1) * L}};
-        auto row = end.begin() + (b * H + h) * L;
-        check_keys(k, {row, row + L}, 5, -kInf, true);
-      }
+  dynamic_ends(scores, options, {end.data(), DType::kI32, {B, H, L}});
+  for (int b = 0; b < B; ++b) {
+    for (int h = 0; h < H; ++h) {
+      Keys k;
+      for (int j = 0; j < L; ++j) k.score.push_back(score[(b * L + j) * H + h]);
+      k.ids = {{ids.begin() + b * L, ids.begin() + (b + 1) * L}};
+      auto row = end.begin() + (b * H + h) * L;
+      check_keys(k, {row, row + L}, 5, -kInf, true);
     }
   }
+}
+
+TEST(any_number_of_threads_gives_the_same) {
+  std::mt19937 rng(4);
+  const int B = 2, H = 3, L = 20000;
+  std::vector<float> score(B * H * L);
+  for (float& x : score) x = random_score(rng, 1000);
+  std::vector<int> one(B * H * L, -7), many(B * H * L, -8);
+  TensorView scores(score.data(), DType::kF32, {B, H, L});
+  DynamicOptions options;
+  options.keep = 300;
+  options.num_threads = 1;
+  dynamic_ends(scores, options, {one.data(), DType::kI32, {B, H, L}});
+  options.num_threads = 7;
+  dynamic_ends(scores, options, {many.data(), DType::kI32, {B, H, L}});
+  CHECK(one == many);
 }
 
 TEST(varlen_tables_packed_and_padded) {
