@@ -221,11 +221,59 @@ class BlockSparseMask(LeafMask):
         return BlockCsrMask(row_ptr, col_idx, block)
 
     @staticmethod
-    def from_scores(q: Tensor, k: Tensor, **options: Any) -> Mask:
-        """Blocks chosen by scores of block summaries: see `jali._block_select.from_scores`."""
-        from ._block_select import from_scores
+    def from_scores(
+        q: Tensor,
+        k: Tensor,
+        block: tuple[int, int] = (128, 128),
+        *,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        threshold: float | None = None,
+        causal: bool = False,
+        offset: int | None = None,
+        scale: float | None = None,
+    ) -> BlockSparseMask:
+        """Chooses blocks by an estimate of the attention that they receive.
 
-        return from_scores(q, k, **options)
+        Each block is summarised by its mean query or key, in fp32; a block's share is the softmax
+        of scale * mean_q . mean_k over the allowed blocks of its block row. This is the common
+        core of published training-free methods (MInference, FlexPrefill, SpargeAttn); nothing of
+        size Lq x Lk is made. Every block row keeps at least its best allowed block. The choice has
+        no gradient. Give exactly one of top_k, top_p and threshold.
+
+        Args:
+            q: [B, Hq, Lq, D].
+            k: [B, Hkv, Lk, D], Hkv divides Hq.
+            block: (bm, bn), the rows and keys of a block; the last ones may be short.
+            top_k: Number of blocks per block row.
+            top_p: Keep the fewest best blocks whose shares reach this sum, 0 to 1.
+            threshold: Keep the blocks whose share is at least this.
+            causal: Only blocks that hold a key at or before one of their rows are allowed, and
+                those that the diagonal passes are always kept (they come first in top_k and
+                top_p). Combine the mask with `CausalMask()`: whole blocks are chosen. A block of
+                rows shares its choice, so a row's keys depend on later rows of its block: meant
+                for prefill, not for training a causal model.
+            offset: Position of row 0 for `causal`; None: Lk - Lq.
+            scale: None: 1 / sqrt(D).
+
+        Returns:
+            A `BlockSparseMask` with blocks [B, Hq, ceil(Lq / bm), ceil(Lk / bn)].
+        """
+        from ._block_select import select_blocks
+
+        size = block_size(block, "BlockSparseMask.from_scores")
+        blocks = select_blocks(
+            q,
+            k,
+            size,
+            top_k=top_k,
+            top_p=top_p,
+            threshold=threshold,
+            causal=causal,
+            offset=offset,
+            scale=scale,
+        )
+        return BlockSparseMask(blocks, size)
 
     def _fields(self) -> tuple[int | Tensor | None, ...]:
         return (self.blocks, self.block[0], self.block[1])

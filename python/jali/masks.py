@@ -16,6 +16,7 @@ from ._table_masks import (
     KeyPaddingMask,
     RowIntervalMask,
 )
+from .dynamic import DynamicMask, TokenIndexMask, dynamic_scores
 from .predicate import PredicateMask
 from .tiles import TileMap
 
@@ -29,6 +30,7 @@ __all__ = [
     "DerivedMask",
     "DilatedMask",
     "DocumentMask",
+    "DynamicMask",
     "KeyIntervalMask",
     "KeyPaddingMask",
     "LeafMask",
@@ -40,6 +42,8 @@ __all__ = [
     "PrefixMask",
     "RowIntervalMask",
     "TileMap",
+    "TokenIndexMask",
     "WindowMask",
+    "dynamic_scores",
     "mask_class",
 ]
