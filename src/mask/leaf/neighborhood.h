@@ -126,11 +126,15 @@ struct Neighborhood {
     }
     return out;
   }
-  /// What some row of [x.lo, x.hi] sees along dim d at most; exact without dilation.
+  /// What the rows of [x.lo, x.hi] see along dim d at most. The end points of the dilation groups
+  /// lie anywhere in the first and in the last `dilation` points.
   JALI_HD Range reach(Range x, i32 d) const {
+    if (causal[d].value) return {max_of(x.lo - before(d), 0), x.hi};
     i32 n = shape[d].value, slack = dilation[d].value - 1;
-    return {max_of(window(x.lo, d, 0, n - 1).lo - slack, 0),
-            min_of(window(x.hi, d, 0, n - 1).hi + slack, n - 1)};
+    i32 size = (kernel[d].value - 1) * dilation[d].value;
+    i32 lo = max_of(min_of(x.lo - before(d), n - 1 - slack - size), 0);
+    i32 hi = max_of(min_of(x.hi - before(d), n - 1 - size), slack) + size;
+    return {lo, min_of(hi, n - 1)};
   }
   JALI_HD Span span(const Box& b) const {
     i32 lo = 0, hi = 0;
