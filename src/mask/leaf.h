@@ -7,6 +7,8 @@
 //   const char* valid_tables(frame)        optional: the same for contents of tables (CPU only)
 //   Row row(frame, i), Col col(frame, j)   what can be hoisted out of the inner loop
 //   bool visible(Row, Col)                 THE MEANING; everything else follows from it
+//   u64 word(Row, j, n)                    optional, where quicker than cell by cell: keys [j, j + n),
+//                                          n <= 64; bit c is key j + c, the bits from n on are 0
 //   RowBlock rows(frame, i0, i1)           what rows [i0, i1) can hold; i0 < i1, inside [0, Lq)
 //   ColBlock cols(frame, j0, j1)           the same for keys
 //   Tile classify(frame, RowBlock, ColBlock)   O(1); kPartial when unsure, never wrongly else
@@ -68,6 +70,11 @@ JALI_HD constexpr Intervals merge(Intervals a, Intervals b) {
 JALI_HD constexpr Tile classify(Intervals x, Range points) {
   return tile_of(points.hi < x.reach.begin || points.lo >= x.reach.end,
                  points.lo >= x.common.begin && points.hi < x.common.end);
+}
+
+/// Bits [begin, end) of a word, 0 <= begin < end <= 64.
+JALI_HD constexpr u64 bit_range(i32 begin, i32 end) {
+  return (~u64(0) >> (64 - end + begin)) << begin;
 }
 
 /// An integer parameter: absent, one number, or one number per batch entry or head (int32 table).

@@ -47,8 +47,12 @@ void fill_cells(const void* pointer, const Frame& frame, i32 i0, i32 i1, i32 j0,
   for (i32 j = j0; j < j1; j += 64) {
     const i32 count = min_of(64, j1 - j);
     const u64 tail = count == 64 ? ~u64{0} : (u64{1} << count) - 1;
-    for (i32 c = 0; c < 64; ++c) cols[c] = leaf.col(f, min_of(j + c, j1 - 1));
     u64* out = bits + (j - j0) / 64;
+    if constexpr (requires { leaf.word(leaf.row(f, i0), j, count); }) {
+      for (i32 i = i0; i < i1; ++i, out += stride) *out = leaf.word(leaf.row(f, i), j, count);
+      continue;
+    }
+    for (i32 c = 0; c < 64; ++c) cols[c] = leaf.col(f, min_of(j + c, j1 - 1));
     for (i32 i = i0; i < i1; ++i, out += stride) {
       const typename Leaf::Row row = leaf.row(f, i);
       for (i32 c = 0; c < 64; ++c) cells[c] = leaf.visible(row, cols[c]);

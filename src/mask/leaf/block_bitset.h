@@ -42,6 +42,16 @@ struct BlockBitset {
   }
   JALI_HD bool visible(Row r, Col c) const { return r.cells[c.at] != 0; }
 
+  JALI_HD u64 word(Row r, i32 j, i32 n) const {
+    u64 bits = 0;
+    for (i32 at = j; at < j + n;) {
+      i32 end = min_of((at / block_keys.value + 1) * i64(block_keys.value), i64(j) + n);
+      if (visible(r, col({}, at))) bits |= bit_range(at - j, end - j);
+      at = end;
+    }
+    return bits;
+  }
+
   using RowBlock = Range;  // block rows
   using ColBlock = Range;  // block columns
   JALI_HD RowBlock rows(const Frame&, i32 i0, i32 i1) const {

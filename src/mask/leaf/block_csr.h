@@ -56,6 +56,18 @@ struct BlockCsr {
     return at < r.count && entry(r, at) == c.block;
   }
 
+  JALI_HD u64 word(Row r, i32 j, i32 n) const {
+    u64 bits = 0;
+    i64 end = i64(j) + n, size = block_keys.value;
+    for (i32 at = lower_bound(r, j / block_keys.value); at < r.count; ++at) {
+      i64 key = entry(r, at) * size;
+      if (key >= end) break;
+      bits |= bit_range(static_cast<i32>(max_of<i64>(key - j, 0)),
+                        static_cast<i32>(min_of<i64>(key + size - j, n)));
+    }
+    return bits;
+  }
+
   JALI_HD const char* valid(i32 Lq, i32) const {
     i32 m = block_rows.value, n = block_keys.value;
     if (m < 1 || n < 1) return "the block must be at least 1 row by 1 key";
