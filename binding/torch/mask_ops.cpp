@@ -80,11 +80,8 @@ std::tuple<std::vector<std::int64_t>, double, std::vector<std::int64_t>> explain
           bytes_of(e.backend + " " + e.source)};
 }
 
-std::vector<std::int64_t> leaf_names() {
-  std::string text;
-  for (const std::string& name : jali::leaf_names()) text += (text.empty() ? "" : " ") + name;
-  return bytes_of(text);
-}
+std::vector<std::int64_t> describe_leaves() { return bytes_of(jali::describe_leaves()); }
+std::vector<std::int64_t> describe_library() { return bytes_of(jali::describe_library()); }
 
 }  // namespace
 
@@ -94,7 +91,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
         ", SymInt tile_rows, SymInt tile_keys, SymInt batches, SymInt heads) -> Tensor");
   m.def("mask_varies(" JALI_SHAPE_SCHEMA ") -> (bool, bool)");
   m.def("explain(" JALI_SHAPE_SCHEMA ", Tensor q, SymInt Dv) -> (int[], float, int[])");
-  m.def("leaf_names() -> int[]");
+  m.def("describe_leaves() -> int[]");
+  m.def("describe_library() -> int[]");
 }
 
 // A mask may hold no tensor that could tell a device.
@@ -103,7 +101,8 @@ STABLE_TORCH_LIBRARY_IMPL(jali, CompositeExplicitAutograd, m) {
   m.impl("mask_tiles", JALI_KERNEL(mask_tiles));
   m.impl("mask_varies", JALI_KERNEL(mask_varies));
   m.impl("explain", JALI_KERNEL(explain));
-  m.impl("leaf_names", JALI_KERNEL(leaf_names));
+  m.impl("describe_leaves", JALI_KERNEL(describe_leaves));
+  m.impl("describe_library", JALI_KERNEL(describe_library));
 }
 
 }  // namespace jali::binding

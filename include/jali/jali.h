@@ -148,6 +148,13 @@ Mask dynamic(const TensorView& ends, bool causal = true, IntParam offset = {});
 /// The names of all mask leaves, sorted.
 std::vector<std::string> leaf_names();
 
+/// For people and tools, lines of fields separated by tabs. Every mask leaf, "leaf <name>", followed
+/// by its parameters, "field <name> <dims> <doc>".
+std::string describe_leaves();
+/// "isa <name>" in use, "backend <name>" of each, "variable <name> <value> <values> <doc>" of each
+/// JALI_* environment variable.
+std::string describe_library();
+
 /// The index space of a call, for everything that looks at a mask alone.
 struct Shape {
   std::int64_t B = 1, Hq = 1, Hkv = 1, Lq = 0, Lk = 0;
