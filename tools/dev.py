@@ -28,6 +28,7 @@ def command(usage: str, text: str) -> Callable:
 
 
 def ready(*targets: str, tools: bool = False) -> None:
+    dev_setup.compiler()  # says what is missing before anything is installed
     with dev_setup.alone():
         dev_setup.install(tools)
         dev_setup.build(*targets)
