@@ -1,0 +1,141 @@
+// What binding a mask refuses: wrong parameters of every leaf, malformed programs, wrong shapes; and
+// that the message says what was wrong and what was expected.
+#include "mask/bound.h"
+
+#include "check.h"
+
+using namespace jali;
+
+namespace {
+
+/// B 2, Hq 4, Hkv 2, Lq 6, Lk 10.
+Shape shape() {
+  Shape s;
+  s.B = 2;
+  s.Hq = 4;
+  s.Hkv = 2;
+  s.Lq = 6;
+  s.Lk = 10;
+  return s;
+}
+
+i32 zeros[1000] = {};
+
+TensorView ints(std::initializer_list<i64> dims) { return TensorView(zeros, DType::kI32, dims); }
+TensorView bools(std::initializer_list<i64> dims) { return TensorView(zeros, DType::kBool, dims); }
+
+#define CHECK_REFUSED(mask, text) CHECK_THROWS(BoundMask(mask, shape()), Error, text)
+#define CHECK_BINDS(mask) CHECK_EQ(BoundMask(mask, shape()).leaves().size(), std::size_t{1})
+
+}  // namespace
+
+TEST(token_tables) {
+  CHECK_BINDS(key_padding(bools({10})));
+  CHECK_BINDS(key_padding(bools({1, 10})));
+  CHECK_BINDS(key_padding(bools({2, 10})));
+  CHECK_REFUSED(key_padding(bools({2, 9})), "keep has 9 entries per sequence; expected Lk = 10");
+  CHECK_REFUSED(key_padding(bools({3, 10})), "batch dim is 3; expected 1 or 2");
+  CHECK_REFUSED(key_padding(ints({2, 10})), "dtype int32; expected bool");
+  CHECK_REFUSED(key_padding({}), "keep is required");
+  CHECK_BINDS(row_interval(ints({2, 4, 6}), ints({6})));
+  CHECK_REFUSED(row_interval(ints({10}), {}), "start has 10 entries per sequence; expected Lq = 6");
+  CHECK_BINDS(key_interval(ints({2, 2, 10}), ints({1, 10})));
+  CHECK_REFUSED(key_interval(ints({3, 10}), {}), "has 3 heads; expected 1, Hkv = 2 or Hq = 4");
+  TensorView elsewhere = bools({10});
+  elsewhere.device = DeviceType::kCUDA;
+  CHECK_REFUSED(key_padding(elsewhere), "is on a GPU while q is on the CPU");
+}
+
+TEST(numbers) {
+  CHECK_REFUSED(dilated(0), "step must be at least 1");
+  CHECK_REFUSED(prefix({}), "length is required");
+  CHECK_REFUSED(causal(ints({3})), "expected 1 or B = 2 entries");
+  CHECK_REFUSED(window(ints({3}), {}), "has 3 heads");
+  i32 far[] = {0, (1 << 30) + 1};
+  CHECK_REFUSED(causal(TensorView(far, DType::kI32, {2})), "beyond");
+}
+
+TEST(documents) {
+  CHECK_BINDS(document(ints({10})));
+  CHECK_BINDS(document(ints({6}), ints({10})));
+  CHECK_REFUSED(document(ints({6})), "Lk entries are needed");
+  CHECK_REFUSED(document(ints({10}), ints({10})), "q_ids has 10 entries");
+}
+
+TEST(grids) {
+  CHECK_BINDS(dense(bools({6, 10})));
+  CHECK_BINDS(dense(bools({2, 4, 1, 10})));
+  CHECK_REFUSED(dense(bools({10, 6})), "expected 1 or Lq = 6 rows and 1 or Lk = 10 keys");
+  CHECK_REFUSED(dense(bools({3, 1, 6, 10})), "batch dim is 3");
+  CHECK_BINDS(block_sparse(bools({2, 4}), 3, 3));
+  CHECK_REFUSED(block_sparse(bools({2, 3}), 3, 3), "too few block columns");
+  CHECK_REFUSED(block_sparse(bools({2, 4}), 0, 3), "at least 1 row by 1 key");
+}
+
+TEST(lists) {
+  i32 row_ptr[] = {0, 2, 3}, col_idx[] = {0, 3, 1};
+  auto mask = [&] {
+    return block_csr(TensorView(row_ptr, DType::kI32, {3}), TensorView(col_idx, DType::kI32, {3}),
+                     3, 3);
+  };
+  CHECK_BINDS(mask());
+  CHECK_REFUSED(block_csr(ints({2}), ints({3}), 3, 3), "row_ptr is too short");
+  row_ptr[1] = 4;
+  CHECK_REFUSED(mask(), "row_ptr must not decrease");
+  row_ptr[1] = 2;
+  col_idx[1] = 0;
+  CHECK_REFUSED(mask(), "increase strictly");
+  col_idx[0] = -1;
+  CHECK_REFUSED(mask(), "must not be negative");
+  i32 none[] = {0, 0, 0};
+  CHECK_BINDS(block_csr(TensorView(none, DType::kI32, {3}), ints({0}), 3, 3));
+}
+
+TEST(neighborhoods) {
+  CHECK_BINDS(neighborhood({2, 3}, {2, 1}));
+  CHECK_REFUSED(neighborhood({2, 3}, {2, 4}), "must not exceed the grid's shape");
+  CHECK_REFUSED(neighborhood({2, 3}, {2, 0}), "at least 1");
+  CHECK_REFUSED(neighborhood({1 << 20, 1 << 20}, {1, 1}), "more points");
+  CHECK_THROWS(neighborhood({2, 3}, {2}), Error, "kernel has 1 entries; expected 2");
+  CHECK_THROWS(neighborhood({2, 2, 2, 2}, {1, 1, 1, 1}), Error, "expected 1 to 3");
+  CHECK_THROWS(neighborhood({}, {}), Error, "expected 1 to 3");
+}
+
+TEST(malformed_programs) {
+  const i64 kCausal = leaf_kind("causal");
+  CHECK_REFUSED(Mask({Mask::kAnd}, {}, {}), "lacks its operand");
+  CHECK_REFUSED(Mask({kCausal, 1, 0, Mask::kAnd}, {}, {}), "lacks its operand");
+  CHECK_REFUSED(Mask({12345, 0}, {}, {}), "no known leaf");
+  CHECK_REFUSED(Mask({kCausal, 3, 0}, {}, {}), "cut short");
+  CHECK_REFUSED(Mask({kCausal}, {}, {}), "cut short");
+  CHECK_REFUSED(Mask({kCausal, 0}, {}, {}), "ends before its field offset");
+  CHECK_REFUSED(Mask({kCausal, 2, 0, 0}, {}, {}), "too many");
+  CHECK_REFUSED(Mask({kCausal, 1, 1}, {}, {}), "no scalar left");
+  CHECK_REFUSED(Mask({kCausal, 1, 2}, {}, {}), "no table left");
+  CHECK_REFUSED(Mask({kCausal, 1, 7}, {}, {}), "has code 7");
+  CHECK_REFUSED(Mask({kCausal, 1, 0}, {5}, {}), "left over");
+  CHECK_REFUSED(Mask({kCausal, 1, 0, kCausal, 1, 0}, {}, {}), "expressions left");
+}
+
+TEST(shapes) {
+  auto refuses = [](Shape s, const char* text) {
+    CHECK_THROWS(BoundMask(causal(), s), Error, text);
+  };
+  Shape s = shape();
+  s.Hq = 3;
+  refuses(s, "a multiple of Hkv");
+  s = shape();
+  s.Lq = -1;
+  refuses(s, "Lq = -1");
+  s = shape();
+  i32 cu[] = {0, 5, 3}, good[] = {0, 5, 9};
+  s.cu_seqlens_q = TensorView(cu, DType::kI32, {3});
+  refuses(s, "must be given together");
+  s.cu_seqlens_k = TensorView(good, DType::kI32, {3});
+  refuses(s, "decreases");
+  cu[0] = 1;
+  refuses(s, "expected 0");
+  s = shape();
+  s.q_offset = ints({3});
+  refuses(s, "q_offset");
+}
