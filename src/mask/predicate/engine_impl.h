@@ -115,7 +115,8 @@ class Machine {
     });
   }
 
-  /// Division has no vector instruction; a power of two and doubles (exact for 32 bits) do.
+  /// Division has no vector instruction for integers. A known power of two is a shift; another known
+  /// divisor a product with its reciprocal, off by at most one; else doubles are exact for 32 bits.
   template <bool kRemainder>
   void divide(i32 s, i32 n) {
     const Step& step = code_.steps[s];
@@ -125,6 +126,15 @@ class Machine {
         const int shift = __builtin_ctzll(static_cast<u64>(b));
         return unary<Int, Int>(
             s, n, [=](Int a) { return kRemainder ? a & (b - 1) : a >> shift; });
+      }
+      if (b > 0 && sizeof(Int) == 4) {
+        const double reciprocal = 1.0 / static_cast<double>(b);
+        return unary<Int, Int>(s, n, [=](Int a) {
+          const Int q = static_cast<Int>(static_cast<double>(a) * reciprocal);
+          const Int r = sub(a, mul(q, b));  // in [-b, 2 b): q was cut, or rounded
+          const Int below = r < 0, above = r >= b;
+          return kRemainder ? add(r, mul(b, below - above)) : q - below + above;
+        });
       }
     }
     binary<Int, Int>(s, n, [](Int a, Int b) {
