@@ -59,7 +59,7 @@ struct Assembler {
     code.push_back(static_cast<int>(Op::kLoad));
     code.push_back(table);
     code.insert(code.end(), index.begin(), index.end());
-    types.push_back(dtype == DType::kBool ? Type::kBool
+    types.push_back(dtype == DType::kBool  ? Type::kBool
                     : dtype == DType::kF32 ? Type::kFloat
                                            : Type::kInt);
     return static_cast<int>(types.size()) - 1;
@@ -113,10 +113,18 @@ bool evaluate(const Assembler& a, std::int64_t b, std::int64_t h, std::int64_t q
         out = {a.scalars[s.index], static_cast<float>(real)};
         break;
       }
-      case Op::kBatch: out.i = b; break;
-      case Op::kHead: out.i = h; break;
-      case Op::kRow: out.i = q; break;
-      case Op::kKey: out.i = k; break;
+      case Op::kBatch:
+        out.i = b;
+        break;
+      case Op::kHead:
+        out.i = h;
+        break;
+      case Op::kRow:
+        out.i = q;
+        break;
+      case Op::kKey:
+        out.i = k;
+        break;
       case Op::kLoad: {
         const TensorView& t = a.tables[s.index];
         std::int64_t at = 0;
@@ -131,25 +139,39 @@ bool evaluate(const Assembler& a, std::int64_t b, std::int64_t h, std::int64_t q
         break;
       }
       case Op::kToInt:
-        out.i = !floats ? x.i
-                : std::isnan(x.f) ? 0
+        out.i = !floats                         ? x.i
+                : std::isnan(x.f)               ? 0
                 : x.f >= 9.2233720368547758e18f ? INT64_MAX
                 : x.f < -9.2233720368547758e18f ? INT64_MIN
-                : static_cast<std::int64_t>(x.f);
+                                                : static_cast<std::int64_t>(x.f);
         break;
-      case Op::kToBool: out.i = floats ? x.f != 0 : x.i != 0; break;
-      case Op::kToFloat: out.f = static_cast<float>(x.i); break;
-      case Op::kAdd: out = {wrap(i + j), x.f + y.f}; break;
-      case Op::kSub: out = {wrap(i - j), x.f - y.f}; break;
-      case Op::kMul: out = {wrap(i * j), x.f * y.f}; break;
+      case Op::kToBool:
+        out.i = floats ? x.f != 0 : x.i != 0;
+        break;
+      case Op::kToFloat:
+        out.f = static_cast<float>(x.i);
+        break;
+      case Op::kAdd:
+        out = {wrap(i + j), x.f + y.f};
+        break;
+      case Op::kSub:
+        out = {wrap(i - j), x.f - y.f};
+        break;
+      case Op::kMul:
+        out = {wrap(i * j), x.f * y.f};
+        break;
       case Op::kFloorDiv:
       case Op::kMod: {
         const __int128 d = j == 0 ? 0 : i / j - (i % j != 0 && (i % j < 0) != (j < 0));
         out.i = wrap(s.op == Op::kFloorDiv ? d : j == 0 ? 0 : i - d * j);
         break;
       }
-      case Op::kNeg: out = {wrap(-i), -x.f}; break;
-      case Op::kAbs: out = {wrap(i < 0 ? -i : i), std::fabs(x.f)}; break;
+      case Op::kNeg:
+        out = {wrap(-i), -x.f};
+        break;
+      case Op::kAbs:
+        out = {wrap(i < 0 ? -i : i), std::fabs(x.f)};
+        break;
       case Op::kMin:
         out.i = std::min(x.i, y.i);
         out.f = std::isnan(x.f) || std::isnan(y.f) ? NAN : std::min(x.f, y.f);
@@ -158,17 +180,39 @@ bool evaluate(const Assembler& a, std::int64_t b, std::int64_t h, std::int64_t q
         out.i = std::max(x.i, y.i);
         out.f = std::isnan(x.f) || std::isnan(y.f) ? NAN : std::max(x.f, y.f);
         break;
-      case Op::kShl: out.i = j < 0 || j > 63 ? 0 : wrap(i << static_cast<int>(j)); break;
-      case Op::kShr: out.i = x.i >> (j < 0 || j > 63 ? 63 : static_cast<int>(j)); break;
-      case Op::kAnd: out.i = x.i & y.i; break;
-      case Op::kOr: out.i = x.i | y.i; break;
-      case Op::kXor: out.i = x.i ^ y.i; break;
-      case Op::kNot: out.i = bools ? !x.i : ~x.i; break;
-      case Op::kLt: out.i = floats ? x.f < y.f : x.i < y.i; break;
-      case Op::kLe: out.i = floats ? x.f <= y.f : x.i <= y.i; break;
-      case Op::kEq: out.i = floats ? x.f == y.f : x.i == y.i; break;
-      case Op::kNe: out.i = floats ? x.f != y.f : x.i != y.i; break;
-      case Op::kWhere: out = x.i ? y : z; break;
+      case Op::kShl:
+        out.i = j < 0 || j > 63 ? 0 : wrap(i << static_cast<int>(j));
+        break;
+      case Op::kShr:
+        out.i = x.i >> (j < 0 || j > 63 ? 63 : static_cast<int>(j));
+        break;
+      case Op::kAnd:
+        out.i = x.i & y.i;
+        break;
+      case Op::kOr:
+        out.i = x.i | y.i;
+        break;
+      case Op::kXor:
+        out.i = x.i ^ y.i;
+        break;
+      case Op::kNot:
+        out.i = bools ? !x.i : ~x.i;
+        break;
+      case Op::kLt:
+        out.i = floats ? x.f < y.f : x.i < y.i;
+        break;
+      case Op::kLe:
+        out.i = floats ? x.f <= y.f : x.i <= y.i;
+        break;
+      case Op::kEq:
+        out.i = floats ? x.f == y.f : x.i == y.i;
+        break;
+      case Op::kNe:
+        out.i = floats ? x.f != y.f : x.i != y.i;
+        break;
+      case Op::kWhere:
+        out = x.i ? y : z;
+        break;
     }
     v.push_back(out);
   }
@@ -198,7 +242,8 @@ struct Tables {
       random.push_back(rng.in(-50, 50));
       big.push_back(rng.pick<i64>({0, 1, -1, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, n}));
       flags.push_back(rng.in(0, 20) > 0);
-      reals.push_back(rng.pick<float>({0.0f, -0.0f, 1.5f, NAN, INFINITY, -INFINITY, 1e30f, 0.1f * n}));
+      reals.push_back(
+          rng.pick<float>({0.0f, -0.0f, 1.5f, NAN, INFINITY, -INFINITY, 1e30f, 0.1f * n}));
     }
   }
 };
@@ -240,13 +285,21 @@ Assembler random_program(Rng& rng, Tables& t, bool wild) {
                          : a.load(table, {ints(), ints(), ints()}));
         break;
       }
-      case Op::kToInt: keep(a.emit(Type::kInt, op, {rng.pick(of[rng.in(1, 2)])})); break;
-      case Op::kToBool: keep(a.emit(Type::kBool, op, {number()})); break;
-      case Op::kToFloat: keep(a.emit(Type::kFloat, op, {ints()})); break;
+      case Op::kToInt:
+        keep(a.emit(Type::kInt, op, {rng.pick(of[rng.in(1, 2)])}));
+        break;
+      case Op::kToBool:
+        keep(a.emit(Type::kBool, op, {number()}));
+        break;
+      case Op::kToFloat:
+        keep(a.emit(Type::kFloat, op, {ints()}));
+        break;
       case Op::kFloorDiv:
       case Op::kMod:
       case Op::kShl:
-      case Op::kShr: keep(a.emit(Type::kInt, op, {ints(), ints()})); break;
+      case Op::kShr:
+        keep(a.emit(Type::kInt, op, {ints(), ints()}));
+        break;
       case Op::kNeg:
       case Op::kAbs: {
         const int x = number();
@@ -399,7 +452,8 @@ void check_random(unsigned first_seed, int count, bool wild) {
     Tables tables(rng);
     const Assembler a = random_program(rng, tables, wild);
     bool ok = true;
-    const Score s = check_program(a, shape_of(rng.in(1, 80), rng.in(1, 90)), rng.in(-30, 30), rng, ok);
+    const Score s =
+        check_program(a, shape_of(rng.in(1, 80), rng.in(1, 90)), rng.in(-30, 30), rng, ok);
     all.tiles += s.tiles;
     all.exact += s.exact;
     if (!ok) {
@@ -446,8 +500,8 @@ void check_binary(const char* name, OnIntervals wide, OnValues narrow, bool tigh
     }
   }
 }
-#define CHECK_BINARY(f, tight)                                   \
-  check_binary(                                                  \
+#define CHECK_BINARY(f, tight)                                       \
+  check_binary(                                                      \
       #f, [](Interval a, Interval b) { return predicate::f(a, b); }, \
       [](i64 a, i64 b) { return predicate::f(a, b); }, tight)
 
@@ -462,21 +516,33 @@ TEST(intervals_hold_every_value) {
   CHECK_BINARY(shift_left, false);
   CHECK_BINARY(shift_right, false);
   using I = Interval;
-  check_binary("and", [](I a, I b) { return bit_and(a, b); }, [](i64 a, i64 b) { return a & b; }, false);
-  check_binary("or", [](I a, I b) { return bit_or(a, b); }, [](i64 a, i64 b) { return a | b; }, false);
-  check_binary("xor", [](I a, I b) { return bit_xor(a, b); }, [](i64 a, i64 b) { return a ^ b; }, false);
+  check_binary(
+      "and", [](I a, I b) { return bit_and(a, b); }, [](i64 a, i64 b) { return a & b; }, false);
+  check_binary(
+      "or", [](I a, I b) { return bit_or(a, b); }, [](i64 a, i64 b) { return a | b; }, false);
+  check_binary(
+      "xor", [](I a, I b) { return bit_xor(a, b); }, [](i64 a, i64 b) { return a ^ b; }, false);
   check_binary("<", [](I a, I b) { return less(a, b); }, [](i64 a, i64 b) { return a < b; }, true);
-  check_binary("<=", [](I a, I b) { return less_equal(a, b); }, [](i64 a, i64 b) { return a <= b; }, true);
-  check_binary("==", [](I a, I b) { return equal(a, b); }, [](i64 a, i64 b) { return a == b; }, true);
-  check_binary("!=", [](I a, I b) { return differ(a, b); }, [](i64 a, i64 b) { return a != b; }, true);
+  check_binary(
+      "<=", [](I a, I b) { return less_equal(a, b); }, [](i64 a, i64 b) { return a <= b; }, true);
+  check_binary(
+      "==", [](I a, I b) { return equal(a, b); }, [](i64 a, i64 b) { return a == b; }, true);
+  check_binary(
+      "!=", [](I a, I b) { return differ(a, b); }, [](i64 a, i64 b) { return a != b; }, true);
   check_binary("neg", [](I a, I) { return negate(a); }, [](i64 a, i64) { return -a; }, true);
-  check_binary("abs", [](I a, I) { return absolute(a); }, [](i64 a, i64) { return std::abs(a); }, true);
+  check_binary(
+      "abs", [](I a, I) { return absolute(a); }, [](i64 a, i64) { return std::abs(a); }, true);
   check_binary("not", [](I a, I) { return bit_not(a); }, [](i64 a, i64) { return ~a; }, true);
 }
 
 TEST(intervals_that_overflow_are_unbounded) {
-  const Interval ends[] = {{kMinInt, kMinInt}, {kMaxInt - 1, kMaxInt}, {kMinInt, -1}, {-1, 0},
-                           {i64{1} << 62, i64{1} << 62}, {-3, 7}, {0, kMaxInt}};
+  const Interval ends[] = {{kMinInt, kMinInt},
+                           {kMaxInt - 1, kMaxInt},
+                           {kMinInt, -1},
+                           {-1, 0},
+                           {i64{1} << 62, i64{1} << 62},
+                           {-3, 7},
+                           {0, kMaxInt}};
   std::mt19937_64 rng(1);
   for (Interval a : ends) {
     for (Interval b : ends) {
@@ -548,7 +614,8 @@ TEST(common_masks_are_exact) {
   }
   for (int n : {1, 48, 64, 100, 1000}) {
     Common c;  // q // n == k // n
-    const int a = c.op(Op::kFloorDiv, c.q, c.a.number(n)), b = c.op(Op::kFloorDiv, c.k, c.a.number(n));
+    const int a = c.op(Op::kFloorDiv, c.q, c.a.number(n)),
+              b = c.op(Op::kFloorDiv, c.k, c.a.number(n));
     c.op(Op::kEq, a, b);
     CHECK_EQ(exactness(c.a, 700, 64), 1.0);
   }
@@ -596,8 +663,7 @@ TEST(spans_are_as_narrow_as_a_block) {
   Common c;  // q - 100 <= k <= q, written with a quotient and a difference
   const int low = c.le(c.op(Op::kSub, c.q, c.a.number(100)), c.k);
   const int chunk = c.a.number(64);
-  const int high =
-      c.le(c.op(Op::kFloorDiv, c.k, chunk), c.op(Op::kFloorDiv, c.q, c.a.number(64)));
+  const int high = c.le(c.op(Op::kFloorDiv, c.k, chunk), c.op(Op::kFloorDiv, c.q, c.a.number(64)));
   c.op(Op::kAnd, low, high);
   const BoundMask bound(c.a.mask(), shape_of(1 << 20, 1 << 20));
   MaskCursor cursor(bound);
@@ -651,7 +717,8 @@ TEST(division_in_vectors) {
         const __int128 q = a / b - (a % b != 0 && (a % b < 0) != (b < 0));
         const std::int64_t truth = static_cast<std::int64_t>(op == Op::kMod ? a - q * b : q);
         u32 got = 0;
-        for (int i = 0; i < 32; ++i) got |= static_cast<u32>(bits[i * words + j / 64] >> (j % 64) & 1) << i;
+        for (int i = 0; i < 32; ++i)
+          got |= static_cast<u32>(bits[i * words + j / 64] >> (j % 64) & 1) << i;
         if (!CHECK_EQ(static_cast<i32>(got), static_cast<i32>(truth))) return;
       }
     }

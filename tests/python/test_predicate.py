@@ -6,14 +6,13 @@ import os
 import pickle
 import random
 
+import jali
 import pytest
 import torch
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
-
-import jali
 from jali.predicate import PredicateMask
+from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
 
 B, H, LQ, LK = 2, 3, 9, 13
 
@@ -553,7 +552,9 @@ def test_repr_brackets():
     for text, fn in texts.items():
         assert repr(PredicateMask(fn)) == f"PredicateMask(fn=lambda b, h, q, k: {text})"
         again = eval(f"lambda b, h, q, k: {text}")
-        assert torch.equal(PredicateMask(again).dense(1, 1, 9, 9), PredicateMask(fn).dense(1, 1, 9, 9))
+        assert torch.equal(
+            PredicateMask(again).dense(1, 1, 9, 9), PredicateMask(fn).dense(1, 1, 9, 9)
+        )
 
 
 # ---- Errors. ----

@@ -9,9 +9,9 @@ namespace jali::predicate {
 
 /// Everything known of one step while rows and keys run over a block.
 struct Value {
-  Interval i = unbounded();           // bool, int
-  FloatInterval f = any_float();      // float
-  Affine affine = not_affine();       // int
+  Interval i = unbounded();       // bool, int
+  FloatInterval f = any_float();  // float
+  Affine affine = not_affine();   // int
 };
 
 /// Where b, h, the row (as the function sees it, offset included) and the key run.

@@ -108,9 +108,8 @@ class Machine {
     T* out = slot<T>(s);
     operand<u8>(step.args[0], step.stage, [&](auto c) {
       operand<T>(step.args[1], step.stage, [&](auto a) {
-        operand<T>(step.args[2], step.stage, [&](auto b) {
-          each(out, n, [&](i32 k) { return c(k) ? a(k) : b(k); });
-        });
+        operand<T>(step.args[2], step.stage,
+                   [&](auto b) { each(out, n, [&](i32 k) { return c(k) ? a(k) : b(k); }); });
       });
     });
   }
@@ -124,8 +123,7 @@ class Machine {
       const Int b = value<Int>(step.args[1]);
       if (b > 0 && (b & (b - 1)) == 0) {
         const int shift = __builtin_ctzll(static_cast<u64>(b));
-        return unary<Int, Int>(
-            s, n, [=](Int a) { return kRemainder ? a & (b - 1) : a >> shift; });
+        return unary<Int, Int>(s, n, [=](Int a) { return kRemainder ? a & (b - 1) : a >> shift; });
       }
       if (b > 0 && sizeof(Int) == 4) {
         const double reciprocal = 1.0 / static_cast<double>(b);
@@ -281,9 +279,8 @@ void Machine<Int>::execute(i32 s, i32 n) {
   auto fill = [&](auto x) { each(slot<decltype(x)>(s), n, [&](i32) { return x; }); };
   auto count = [&](i64 offset) {
     const i32 first = first_, last = last_;
-    each(slot<Int>(s), n, [=](i32 c) {
-      return static_cast<Int>(offset + (first + c < last ? first + c : last));
-    });
+    each(slot<Int>(s), n,
+         [=](i32 c) { return static_cast<Int>(offset + (first + c < last ? first + c : last)); });
   };
   switch (step.op) {
     case Op::kConst:

@@ -103,8 +103,9 @@ JALI_HD Interval shift_right(Interval a, Interval n) {
   const i64 low = outside ? 63 : n.lo, high = outside ? 63 : n.hi;
   Interval x = hull({a.lo >> low, a.hi >> low}, {a.lo >> high, a.hi >> high});
   const Interval in = meet(n, {0, 63});
-  return outside && in.lo <= in.hi ? hull(x, {min_of(a.lo, a.lo >> in.lo), max_of(a.hi >> in.lo, x.hi)})
-                                   : x;
+  return outside && in.lo <= in.hi
+             ? hull(x, {min_of(a.lo, a.lo >> in.lo), max_of(a.hi >> in.lo, x.hi)})
+             : x;
 }
 
 /// All numbers with as many bits as x (x >= 0).
@@ -173,9 +174,7 @@ JALI_HD float infinity() {
 #endif
 }
 JALI_HD FloatInterval any_float() { return {-infinity(), infinity(), 1}; }
-JALI_HD FloatInterval float_point(float x) {
-  return x == x ? FloatInterval{x, x, 0} : any_float();
-}
+JALI_HD FloatInterval float_point(float x) { return x == x ? FloatInterval{x, x, 0} : any_float(); }
 JALI_HD FloatInterval hull(FloatInterval a, FloatInterval b) {
   return {min_of(a.lo, b.lo), max_of(a.hi, b.hi), a.nan | b.nan};
 }

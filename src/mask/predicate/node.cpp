@@ -30,8 +30,12 @@ class PredicateNode final : public LeafNode {
     program_ = compact(program_, [this](i32 a, i32 b) { return consts_[a].i == consts_[b].i; });
     varies_by_batch_ = program_.uses(Op::kBatch) || (offset_.data && offset_.size > 1);
     num_heads_ = program_.uses(Op::kHead) ? static_cast<i32>(context.shape.Hq) : 1;
-    code_ = {program_.steps.data(), static_cast<i32>(program_.steps.size()), nullptr,
-             consts_.data(), tables_.data(), false};
+    code_ = {program_.steps.data(),
+             static_cast<i32>(program_.steps.size()),
+             nullptr,
+             consts_.data(),
+             tables_.data(),
+             false};
     choose_width(context.shape);
     choose_measured();
     lay_out();
@@ -171,8 +175,8 @@ void PredicateNode::take_offset(BindContext& context) {
       type_error("predicate: offset has dtype ", dtype_name(t.dtype), "; expected int32");
     }
     if (t.rank != 1 || (t.shape[0] != 1 && t.shape[0] != context.shape.B)) {
-      value_error("predicate: offset ", shape_text(t), ": expected an int or a tensor [B = ",
-                  context.shape.B, "]");
+      value_error("predicate: offset ", shape_text(t),
+                  ": expected an int or a tensor [B = ", context.shape.B, "]");
     }
     offset_.data = data_of<const i32>(t);
     offset_.size = static_cast<i32>(t.shape[0]);
@@ -227,10 +231,10 @@ void PredicateNode::choose_width(const Shape& shape) {
     }
   } else if (!offset_.given) {  // the call's; BoundMask keeps it within these
     const IntParam& q = shape.q_offset;
-    offset = q.tag == IntParam::Tag::kNumber   ? point(q.number)
-             : q.tag == IntParam::Tag::kTable  ? Interval{-kMaxLength, kMaxLength}
-             : shape.cu_seqlens_q.given()      ? Interval{-shape.Lq, shape.Lk}
-                                               : point(shape.Lk - shape.Lq);
+    offset = q.tag == IntParam::Tag::kNumber  ? point(q.number)
+             : q.tag == IntParam::Tag::kTable ? Interval{-kMaxLength, kMaxLength}
+             : shape.cu_seqlens_q.given()     ? Interval{-shape.Lq, shape.Lk}
+                                              : point(shape.Lk - shape.Lq);
   }
   auto up_to = [](std::int64_t n) { return Interval{0, max_of<i64>(n - 1, 0)}; };
   const Domain domain = {up_to(shape.B), up_to(shape.Hq), add(up_to(shape.Lq), offset),
@@ -313,7 +317,9 @@ Tile PredicateNode::classify(const Frame& f, const Block* rows, const Block* key
   set(measured_rows_, rows, rows_known);
   set(measured_keys_, keys, keys_known);
   const i64 offset = row_offset(f);
-  const Domain domain = {point(f.b), point(f.h), {rows->begin + offset, rows->last + offset},
+  const Domain domain = {point(f.b),
+                         point(f.h),
+                         {rows->begin + offset, rows->last + offset},
                          {keys->begin, keys->last}};
   analyse(code_, table_ranges_.data(), domain, order_, values);
   const Interval result = values[program_.steps.size() - 1].i;

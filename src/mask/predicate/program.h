@@ -20,11 +20,36 @@
 namespace jali::predicate {
 
 enum class Op : u8 {
-  kConst, kBatch, kHead, kRow, kKey, kLoad,
-  kToInt, kToBool, kToFloat,
-  kAdd, kSub, kMul, kFloorDiv, kMod, kNeg, kAbs, kMin, kMax, kShl, kShr,
-  kAnd, kOr, kXor, kNot, kLt, kLe, kEq, kNe, kWhere,
-};  // clang-format off would lose the grouping; python/jali/predicate.py has the same order
+  kConst,
+  kBatch,
+  kHead,
+  kRow,
+  kKey,
+  kLoad,
+  kToInt,
+  kToBool,
+  kToFloat,
+  kAdd,
+  kSub,
+  kMul,
+  kFloorDiv,
+  kMod,
+  kNeg,
+  kAbs,
+  kMin,
+  kMax,
+  kShl,
+  kShr,
+  kAnd,
+  kOr,
+  kXor,
+  kNot,
+  kLt,
+  kLe,
+  kEq,
+  kNe,
+  kWhere,
+};  // python/jali/_trace.py has the same order
 constexpr int kNumOps = static_cast<int>(Op::kWhere) + 1;
 
 enum class Type : u8 { kBool, kInt, kFloat };
