@@ -28,12 +28,11 @@ file(CONFIGURE OUTPUT generated/leaf_list.h @ONLY NEWLINE_STYLE UNIX CONTENT
 #define JALI_FOR_EACH_LEAF(X)@entries@
 ")
 
-# The pack starts from the leaves and the tree that combines them, and follows their includes.
-set(pack_roots ${leaf_headers})
-if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/combine.h)
-  list(APPEND pack_roots ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/combine.h)
-endif()
-file(GLOB pack_candidates CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/base/*.h
+# The pack starts from the leaves, the tree that combines them and what predicates are made of, and
+# follows their includes.
+set(pack_roots ${leaf_headers} ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/combine.h
+    ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/predicate/interval.h)
+file(GLOB_RECURSE pack_candidates CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/base/*.h
      ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/*.h)
 add_custom_command(
   OUTPUT ${JALI_GENERATED_DIR}/source_pack.cpp ${JALI_GENERATED_DIR}/source_pack.h

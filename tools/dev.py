@@ -105,16 +105,19 @@ def lint(arguments: list[str]) -> int:
     return tally.close()
 
 
-@command("", "mask leaves, instruction sets, options, JALI_* variables")
+@command("", "mask leaves and classes, backends, instruction sets, JALI_* variables")
 def list_(arguments: list[str]) -> int:
     ready("jali_torch")
-    return run_python("-m", "jali", "list", *arguments)
+    return run_python("-m", "jali", "list") or run_python("-m", "jali", "info")
 
 
 @command('"causal & document L=4096 D=64"', "what the library would choose for a problem, and why")
 def why(arguments: list[str]) -> int:
     ready("jali_torch")
-    return run_python("-m", "jali", "why", *arguments)
+    words = " ".join(arguments).split()
+    sizes = [w for w in words if re.fullmatch(r"\w+=\w+", w)]
+    mask = " ".join(w for w in words if w not in sizes)
+    return run_python("-m", "jali", "why", mask, *sizes)
 
 
 @command("[address|thread]", "C++ tests under ASan + UBSan (default) or TSan")
@@ -210,7 +213,7 @@ def tracked(*patterns: str) -> list[str]:
 
 
 def cpp_files() -> list[str]:
-    return tracked("*.h", "*.cpp", "*.cuh")
+    return tracked("*.h", "*.cpp", "*.cu", "*.cuh")
 
 
 def is_python_test(path: str) -> bool:

@@ -1,8 +1,9 @@
 """Compiles every mask leaf, and trees over them, for the GPU: python tools/nvrtc_check.py [name …]
 
 Uses NVRTC from the wheel nvidia-cuda-nvrtc; needs no GPU and no CUDA toolkit. Each case is one
-kernel that evaluates all that kernels ask of a mask. Fails on compile errors, on register spills
-and on the compiler's C75xx notes (serialised WGMMA).
+kernel that evaluates all that kernels ask of a mask; tests/nvrtc/*.cu are further cases, as they
+stand. Fails on compile errors, on register spills and on the compiler's C75xx notes (serialised
+WGMMA).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SOURCE_DIR = Path(__file__).resolve().parent.parent / "src"
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE_DIR = ROOT / "src"
 ARCH = "sm_90a"
 
 # Trees over leaves, as C++ types; a tree whose leaves do not exist is an error.
@@ -74,7 +76,9 @@ def cases() -> dict[str, str]:
     """Name -> kernel text."""
     types = {stem: f"leaf::{camel(stem)}" for stem in leaf_stems()}
     types.update({f"tree {name}": cpp_type for name, cpp_type in TREES.items()})
-    return {name: mask_kernel(cpp_type) for name, cpp_type in types.items()}
+    texts = {name: mask_kernel(cpp_type) for name, cpp_type in types.items()}
+    texts.update({p.name: p.read_text() for p in sorted((ROOT / "tests" / "nvrtc").glob("*.cu"))})
+    return texts
 
 
 def open_nvrtc() -> ctypes.CDLL:

@@ -121,6 +121,7 @@ TEST(source_pack_holds_every_leaf_and_what_it_includes) {
   JALI_FOR_EACH_LEAF(JALI_CHECK_PACKED)
 #undef JALI_CHECK_PACKED
   CHECK(packed("mask/combine.h"));
+  CHECK(packed("mask/predicate/ops.h"));
   const std::string mark = "\n#include \"";
   for (const PackedSource* s = kSourcePack; s->name; ++s) {
     std::string text = s->text;
