@@ -9,7 +9,7 @@ import random
 import jali
 import pytest
 import torch
-import torch._dynamo.testing
+import torch._dynamo
 from jali import (
     CausalMask,
     DocumentMask,
@@ -273,24 +273,23 @@ def test_operator_checks():
         torch.library.opcheck(torch.ops.jali.dynamic_ends.default, args)
 
 
-def test_compiles_whole_and_once():
-    """keep, lengths and a tensor threshold are run-time values."""
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+@pytest.mark.parametrize("tensor", [False, True])
+def test_compiles_whole_and_once(tensor):
+    """keep, lengths and the threshold are run-time values."""
 
-    @torch.compile(backend=counter, fullgraph=True, dynamic=True)
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
     def run(q, k, v, scores, keep, threshold, ids):
         mask = DynamicMask(scores, keep, threshold=threshold, within=DocumentMask(ids))
         return jali.attention(q, k, v, mask, key_bias=scores)
 
     torch._dynamo.reset()
-    for L, keep in ((33, 5), (40, 7), (57, 20)):
+    for call, (L, keep, threshold) in enumerate([(33, 5, -0.5), (40, 7, 0.25), (57, 20, 0.7)]):
         q, k, v = (torch.randn(1, 2, L, 8) for _ in range(3))
         scores, ids = torch.randn(1, 2, L), torch.arange(L)[None] // 19
-        threshold = torch.tensor(-0.5)
-        got = run(q, k, v, scores, keep, threshold, ids)
-        mask = DynamicMask(scores, keep, threshold=-0.5, within=DocumentMask(ids))
+        with torch._dynamo.config.patch(error_on_recompile=call > 0):
+            got = run(q, k, v, scores, keep, torch.tensor(threshold) if tensor else threshold, ids)
+        mask = DynamicMask(scores, keep, threshold=threshold, within=DocumentMask(ids))
         assert_close(got, jali.attention(q, k, v, mask, key_bias=scores))
-    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize(
