@@ -7,10 +7,10 @@
 
 #include "backend/backend.h"
 #include "base/philox.h"
+#include "base/pool.h"
 #include "base/tensor.h"
 #include "cpu/kernels.h"
 #include "cpu/memory.h"
-#include "cpu/pool.h"
 
 namespace jali::cpu {
 

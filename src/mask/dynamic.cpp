@@ -14,12 +14,11 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
-#include <functional>
-#include <thread>
 #include <unordered_map>
 
 #include "base/error.h"
 #include "base/hd.h"
+#include "base/pool.h"
 #include "base/tensor.h"
 
 namespace jali {
@@ -243,19 +242,6 @@ class Selector {
   std::vector<i32> count_, last_, pivot_;  // per segment
 };
 
-/// Runs work(item, selector) for every item; each thread has one selector.
-void for_each(i64 num_items, i64 num_threads, const std::function<void(i64, Selector&)>& work) {
-  std::atomic<i64> next{0};
-  auto loop = [&] {
-    Selector selector;
-    for (i64 item; (item = next.fetch_add(1)) < num_items;) work(item, selector);
-  };
-  std::vector<std::thread> others;
-  for (i64 t = 1; t < std::min(num_threads, num_items); ++t) others.emplace_back(loop);
-  loop();
-  for (std::thread& t : others) t.join();
-}
-
 }  // namespace
 
 void dynamic_ends(const TensorView& scores, const DynamicOptions& options, const TensorView& ends) {
@@ -271,19 +257,25 @@ void dynamic_ends(const TensorView& scores, const DynamicOptions& options, const
   }
   if (std::isnan(options.threshold)) value_error("dynamic_ends: threshold is NaN");
 
+  // PERF: a key takes about 15 ns, to hand work to a thread some microseconds.
+  int threads = options.num_threads > 0 ? options.num_threads : num_cores();
+  threads = static_cast<int>(std::min<i64>(threads, 1 + ends.num_elements() / 2048));
   i64 num_sequences = static_cast<i64>(l.sequences.size());
   std::vector<Segments> segments(num_sequences);
-  i64 num_threads = options.num_threads;
-  if (num_threads <= 0) num_threads = i64{std::thread::hardware_concurrency()};
-  // PERF: a key takes about 15 ns, to start a thread 20 us.
-  num_threads = std::min(num_threads, 1 + ends.num_elements() / 8192);
-  for_each(num_sequences, num_threads,
-           [&](i64 b, Selector&) { segments[b] = segments_of(l, l.sequences[b], options); });
-  for_each(num_sequences * num_heads, num_threads, [&](i64 item, Selector& selector) {
-    i64 b = item / num_heads, h = item % num_heads;
-    const Sequence& s = l.sequences[b];
-    selector.run(l.strip<const float>(scores, s, h, 3), l.strip<i32>(ends, s, h, 3), s.length,
-                 segments[b], options);
+  std::atomic<i64> next_sequence{0}, next{0};
+  parallel(threads, [&](int) {
+    for (i64 b; (b = next_sequence++) < num_sequences;) {
+      segments[b] = segments_of(l, l.sequences[b], options);
+    }
+  });
+  parallel(threads, [&](int) {
+    Selector selector;
+    for (i64 item; (item = next++) < num_sequences * num_heads;) {
+      i64 b = item / num_heads, h = item % num_heads;
+      const Sequence& s = l.sequences[b];
+      selector.run(l.strip<const float>(scores, s, h, 3), l.strip<i32>(ends, s, h, 3), s.length,
+                   segments[b], options);
+    }
   });
 }
 

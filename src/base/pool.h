@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-namespace jali::cpu {
+namespace jali {
 
 /// Calls call(context, worker) for worker 0 (this thread) and for up to threads - 1 others with
 /// different numbers below `threads`, and returns when all are done. How many take part is not
@@ -21,4 +21,4 @@ void parallel(int threads, F&& f) {
 /// Cores that this process may use.
 int num_cores();
 
-}  // namespace jali::cpu
+}  // namespace jali

@@ -1,4 +1,4 @@
-#include "cpu/pool.h"
+#include "base/pool.h"
 
 #include <pthread.h>
 
@@ -9,7 +9,7 @@
 #include <system_error>
 #include <thread>
 
-namespace jali::cpu {
+namespace jali {
 namespace {
 
 void relax() {
@@ -166,4 +166,4 @@ int num_cores() {
   return cores > 0 ? cores : 1;
 }
 
-}  // namespace jali::cpu
+}  // namespace jali
