@@ -33,7 +33,7 @@ using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 using MaybeInts = std::optional<std::vector<std::int64_t>>;
 
-// Without a mask its three lists are None: an empty list costs a microsecond to hand over.
+// Empty lists may be given as None: that is cheaper to hand over.
 Mask make_mask(const MaybeInts& program, const MaybeInts& scalars,
                const std::optional<std::vector<Tensor>>& tables) {
   if (!program) return Mask();
@@ -98,6 +98,15 @@ void check_ranks(const Tensor& q, const Tensor& v, bool varlen) {
   }
 }
 
+// Packed tokens behind the last sequence, which the core does not touch.
+bool has_tail(const MaybeTensor& cu_seqlens, const Tensor& tokens) {
+  if (!cu_seqlens) return false;
+  TensorView cu = view(*cu_seqlens);
+  if (cu.rank != 1 || cu.dtype != DType::kI32 || cu.shape[0] < 1) return true;  // refused later
+  auto last = static_cast<const std::int32_t*>(cu.data)[(cu.shape[0] - 1) * cu.stride[0]];
+  return last != tokens.size(0);
+}
+
 std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
                                              JALI_OPTIONS_PARAMETERS) {
   check_ranks(q, v, cu_seqlens_q.has_value());
@@ -105,6 +114,10 @@ std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, c
   ScalarType dtype = q.scalar_type();
   Tensor out = empty_in_order(shape_like(q, v.size(v.dim() - 1)), dtype, q);
   Tensor lse = empty(lse_shape(q), dtype == ScalarType::Double ? dtype : ScalarType::Float);
+  if (has_tail(cu_seqlens_q, q)) {
+    torch::stable::zero_(out);
+    torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
+  }
   jali::attention_forward(view(q), view(k), view(v), JALI_MASK, options, view(out), view(lse));
   return {out, lse};
 }
@@ -133,6 +146,12 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   Tensor dbias = gradient_of(bias, need_bias);
   Tensor dkey_bias = gradient_of(key_bias, need_key_bias);
   Tensor dsinks = gradient_of(sinks, need_sinks);
+  if (has_tail(cu_seqlens_q, q)) torch::stable::zero_(dq);
+  if (has_tail(cu_seqlens_k, k)) {
+    torch::stable::zero_(dk);
+    torch::stable::zero_(dv);
+    torch::stable::zero_(dkey_bias);
+  }
   AttentionGrads grads{view(dq), view(dk), view(dv), {}, {}, {}};
   if (bias && need_bias) grads.dbias = view(dbias);
   if (key_bias && need_key_bias) grads.dkey_bias = view(dkey_bias);

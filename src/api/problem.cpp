@@ -179,7 +179,7 @@ HeadView CheckedProblem::tokens_view(const char* name, const TensorView& t, i64 
                 width, "]");
   }
   const int last = t.rank - 1;
-  if (t.stride[last] != 1 && t.shape[last] > 1) {
+  if (t.stride[last] != 1 && t.shape[last] > 1 && t.num_elements() > 0) {
     value_error(name, " has stride ", t.stride[last],
                 " in its last dim; expected 1: call .contiguous() on it");
   }
