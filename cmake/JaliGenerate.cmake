@@ -1,5 +1,6 @@
 # What the build writes from the tree:
 #   leaf_list.h        every src/mask/leaf/*.h included, and JALI_FOR_EACH_LEAF(X) over them
+#   backend_list.h     every src/<name>/backend.h included, and JALI_FOR_EACH_BACKEND(X)
 #   source_pack.{h,cpp}  the texts that kernels compiled at run time may include
 set(JALI_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 
@@ -26,6 +27,25 @@ file(CONFIGURE OUTPUT generated/leaf_list.h @ONLY NEWLINE_STYLE UNIX CONTENT
 
 @includes@
 #define JALI_FOR_EACH_LEAF(X)@entries@
+")
+
+file(GLOB backend_headers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/*/backend.h)
+list(REMOVE_ITEM backend_headers ${CMAKE_CURRENT_SOURCE_DIR}/src/backend/backend.h)
+list(SORT backend_headers)
+set(includes "")
+set(entries "")
+foreach(header IN LISTS backend_headers)
+  get_filename_component(folder ${header} DIRECTORY)
+  get_filename_component(name ${folder} NAME)
+  string(APPEND includes "#include \"${name}/backend.h\"\n")
+  string(APPEND entries " \\\n  X(${name})")
+endforeach()
+file(CONFIGURE OUTPUT generated/backend_list.h @ONLY NEWLINE_STYLE UNIX CONTENT
+"// Written by the build from src/*/backend.h: X(name) for every backend `name`_backend().
+#pragma once
+
+@includes@
+#define JALI_FOR_EACH_BACKEND(X)@entries@
 ")
 
 # The pack starts from the leaves, the tree that combines them and what predicates are made of, and

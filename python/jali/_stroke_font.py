@@ -7,8 +7,9 @@ import itertools
 
 Point = tuple[float, float]
 
-# One letter = strokes separated by "|", each a list of points "xy" on a grid: baseline y = 2, height
-# of x = 6, of capitals = 8, tails reach 0. "~" bends a stroke to a smooth curve, "@" also closes it.
+# One letter = strokes separated by "|", each a list of points "xy" on a grid: baseline y = 2,
+# height of x = 6, of capitals = 8, tails reach 0. "~" bends a stroke to a smooth curve, "@" also
+# closes it.
 _GLYPHS = {
     " ": "", "!": "08 04|02 02", '"': "08 06|18 16", "#": "12 18|32 38|04 44|06 46",
     "$": "~37 38 08 05 35 32 02 03|19 11", "%": "@08 28 26 06|@24 44 42 22|02 48",
@@ -39,7 +40,8 @@ _GLYPHS = {
     "v": "06 22 46", "w": "06 12 26 32 46", "x": "02 36|06 32", "y": "06 22|46 10",
     "z": "06 36 02 32", "{": "~29 19 15 05|~05 15 11 21", "|": "00 09",
     "}": "~09 19 15 25|~25 15 11 01", "~": "~04 16 34 46", "×": "03 36|06 33", "·": "05 05",
-    "→": "05 45|27 45 23", "←": "45 05|27 05 23", "↓": "28 22|04 22 44", "≤": "37 15 34|02 32", "≥": "07 25 04|02 32",
+    "→": "05 45|27 45 23", "←": "45 05|27 05 23", "↓": "28 22|04 22 44",
+    "≤": "37 15 34|02 32", "≥": "07 25 04|02 32",
     "∞": "@06 26 44 64 66 46 24 04", "…": "02 02|22 22|42 42", "−": "05 35",
 }  # fmt: skip
 

@@ -177,7 +177,7 @@ class Picture:
         return canvas
 
     def _legend(self, canvas: Canvas, x: float, y: float) -> None:
-        entries = [((FULL,), "visible"), ((EMPTY,), "masked")]
+        entries: list[tuple[tuple[str, ...], str]] = [((FULL,), "visible"), ((EMPTY,), "masked")]
         if self.tiled:
             shades = (PARTIAL,) if self.share.isnan().any() else _SHADES[::3]
             entries = [((FULL,), "full"), (shades, "partial"), ((EMPTY,), "empty: skipped")]
@@ -210,7 +210,8 @@ def draw(
         B, H, Lq, Lk: the shape of the call (Lk None: Lq).
         b, h: which of the B batch entries and H heads is drawn.
         tile: rows and keys of a field; None: single cells up to a length of 256, else a power of
-            two up to 128 that gives at most 128 fields in a row if it can. More than 512 fields in a row are merged.
+            two up to 128 that gives at most 128 fields in a row if it can. More than 512 fields
+            in a row are merged.
         q_offset, num_kv_heads: as in `Mask.dense`.
         title: None: the mask's repr.
 

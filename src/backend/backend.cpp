@@ -1,11 +1,15 @@
 #include "backend/backend.h"
 
-#include "cpu/backend.h"
+#include "backend_list.h"
 
 namespace jali {
 
 const std::vector<const Backend*>& all_backends() {
-  static const std::vector<const Backend*> backends = {&cpu_backend()};
+  static const std::vector<const Backend*> backends = {
+#define JALI_BACKEND(name) &name##_backend(),
+      JALI_FOR_EACH_BACKEND(JALI_BACKEND)
+#undef JALI_BACKEND
+  };
   return backends;
 }
 
