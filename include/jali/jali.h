@@ -140,7 +140,7 @@ struct DynamicOptions {
 /// [1, H, Tk]). The row at position p keeps key j exactly when j <= p < ends[b, h, j] (absolute key
 /// positions, so chunks and decoding read the same table); with causal = false when ends[b, h, j]
 /// is not 0. Higher scores rank above lower ones (-0 = +0), of equal scores the newer key; NaN and
-/// -inf are never kept.
+/// -inf are never kept. Tokens behind the last sequence get 0.
 void dynamic_ends(const TensorView& scores, const DynamicOptions& options, const TensorView& ends);
 /// The mask of such a table; & it with the documents and keys that it was made for.
 Mask dynamic(const TensorView& ends, bool causal = true, IntParam offset = {});
@@ -158,9 +158,10 @@ std::string describe_library();
 /// The index space of a call, for everything that looks at a mask alone.
 struct Shape {
   std::int64_t B = 1, Hq = 1, Hkv = 1, Lq = 0, Lk = 0;
-  IntParam q_offset;        // int32 [B] or a number; absent: Lk - Lq of each sequence
-  TensorView cu_seqlens_q;  // int32 [B + 1] on the CPU; absent: B sequences of length Lq
-  TensorView cu_seqlens_k;  // with them, Lq and Lk are taken from here
+  IntParam q_offset;              // int32 [B] or a number; absent: Lk - Lq of each sequence
+  TensorView cu_seqlens_q;        // int32 [B + 1] on the CPU; absent: B sequences of length Lq
+  TensorView cu_seqlens_k;        // with them, Lq and Lk are taken from here
+  std::int64_t Tq = -1, Tk = -1;  // with them: tokens in packed tables; -1: as many as they cover
 };
 
 /// Writes the mask's cells: out bool [B, Hq, Lq, Lk], any strides. O(B Hq Lq Lk).

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import _library  # noqa: F401  (loads the operators)
 from ._convert import IntParam, int_param, int_table, one_int, readable
+from ._library import raise_as_python
 from ._mask import AndMask, CallContext, DerivedMask, Mask, mask_class
 from ._position_masks import CausalMask
 from ._table_masks import BlockCsrMask, DocumentMask, KeyIntervalMask, KeyPaddingMask
+
+_ends = torch.ops.jali.dynamic_ends.default  # loaded by _library
 
 
 @mask_class
@@ -104,14 +106,11 @@ class DynamicMask(DerivedMask):
             # A key below the threshold is one that is never kept: it ranks behind all that are.
             scores = torch.where(scores >= self.threshold, scores, -math.inf)
         documents, keep_keys = ([], []) if self.within is None else _limits(self.within)
-        end = torch.ops.jali.dynamic_ends(
-            scores,
-            documents,
-            keep_keys,
-            ctx.cu_seqlens_k,
-            -1 if self.keep is None else self.keep,
-            self.causal,
-        )
+        keep = -1 if self.keep is None else self.keep
+        try:
+            end = _ends(scores, documents, keep_keys, ctx.cu_seqlens_k, keep, self.causal)
+        except RuntimeError as error:
+            raise_as_python(error)
         mask: Mask = KeyIntervalMask(None, end, self.offset if self.causal else 0)
         if self.causal:
             mask = CausalMask(self.offset) & mask

@@ -82,8 +82,8 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
     shape.B = options.cu_seqlens_q.rank == 1 ? options.cu_seqlens_q.shape[0] - 1 : 0;
     shape.cu_seqlens_q = options.cu_seqlens_q;
     shape.cu_seqlens_k = options.cu_seqlens_k;
-    p.Tq = q.shape[0];
-    p.Tk = k.shape[0];
+    p.Tq = shape.Tq = q.shape[0];
+    p.Tk = shape.Tk = k.shape[0];
   } else {
     shape.B = q.shape[0];
     shape.Lq = q.shape[2];

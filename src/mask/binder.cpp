@@ -144,7 +144,8 @@ void LengthChecker::check(const char* name, std::int64_t length, i32& packed,
                           const char* dims) const {
   if (packed) {
     const TensorView& cu = has(dims, 'Q') ? shape_.cu_seqlens_q : shape_.cu_seqlens_k;
-    packed = length == data_of<const i32>(cu)[shape_.B * cu.stride[0]];
+    const std::int64_t covered = data_of<const i32>(cu)[shape_.B * cu.stride[0]];
+    packed = length == covered || length == (has(dims, 'Q') ? shape_.Tq : shape_.Tk);
     binder_.varies_by_batch |= packed != 0;
   }
   if (packed || has(dims, 'P')) return;

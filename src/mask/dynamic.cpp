@@ -43,10 +43,10 @@ struct Strip {
 /// packed [1?, H?, Tk] or padded) are read in it.
 struct Layout {
   std::vector<Sequence> sequences;
-  i64 packed_length = -1;  // Tk of a varlen call
+  i64 covered = -1, total = -1;  // varlen: tokens of all sequences, and with those behind them
   i32 longest = 0;
 
-  bool packed(const TensorView& t) const { return t.size(-1) == packed_length; }
+  bool packed(const TensorView& t) const { return t.size(-1) == covered || t.size(-1) == total; }
 
   void check(const TensorView& t, const char* name, DType dtype, int max_rank) const {
     if (t.device != DeviceType::kCPU) {
@@ -58,7 +58,7 @@ struct Layout {
                  dtype_name(dtype), ": convert it first");
     }
     i64 batch = t.rank == max_rank ? t.size(0) : 1;
-    bool varlen = packed_length >= 0;
+    bool varlen = total >= 0;
     bool ok = t.rank >= 1 && t.rank <= max_rank &&
               (t.size(-1) == longest || (varlen && (packed(t) || t.size(-1) > longest))) &&
               (batch == 1 || batch == static_cast<i64>(sequences.size()));
@@ -66,7 +66,7 @@ struct Layout {
       value_error("dynamic_ends: ", name, " has shape ", shape_text(t), "; expected ",
                   max_rank == 3 ? "[B|1, H, Lk]" : "[B|1, Lk]", " with B = ", sequences.size(),
                   ", Lk = ", longest,
-                  varlen ? ", or packed with Lk = " + std::to_string(packed_length) : "");
+                  varlen ? ", or packed with Lk = " + std::to_string(total) : "");
     }
   }
 
@@ -98,13 +98,14 @@ Layout layout_of(const TensorView& scores, const TensorView& ends, const TensorV
     value_error("dynamic_ends: cu_seqlens_k must be an int32 CPU tensor [N + 1], got ",
                 dtype_name(cu.dtype), " ", shape_text(cu));
   }
-  l.packed_length = total;
+  l.total = total;
   Strip<const i32> at{data_of<const i32>(cu), cu.stride[0]};
   i64 n = cu.size(0) - 1;
-  if (at[0] != 0 || at[n] != total) {
-    value_error("dynamic_ends: cu_seqlens_k must go from 0 to the ", total, " keys of ends, got ",
+  if (at[0] != 0 || at[n] > total) {
+    value_error("dynamic_ends: cu_seqlens_k must go from 0 to at most the ", total, " keys, got ",
                 at[0], " to ", at[n]);
   }
+  l.covered = at[n];
   for (i64 b = 0; b < n; ++b) {
     i32 length = at[b + 1] - at[b];
     if (length < 0) {
@@ -263,6 +264,10 @@ void dynamic_ends(const TensorView& scores, const DynamicOptions& options, const
   i64 num_sequences = static_cast<i64>(l.sequences.size());
   std::vector<Segments> segments(num_sequences);
   std::atomic<i64> next_sequence{0}, next{0};
+  for (i64 h = 0; h < num_heads && l.covered < l.total; ++h) {
+    Strip<i32> behind = l.strip<i32>(ends, {0, 0, 0}, h, 3);
+    for (i64 j = l.covered; j < l.total; ++j) behind[j] = 0;
+  }
   parallel(threads, [&](int) {
     for (i64 b; (b = next_sequence++) < num_sequences;) {
       segments[b] = segments_of(l, l.sequences[b], options);

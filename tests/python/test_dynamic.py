@@ -163,10 +163,12 @@ def test_a_filter_behind_it_does_not_refill():
     assert behind.flatten().tolist() == [False, True, False, False]
 
 
-def test_varlen_is_each_sequence_alone():
+@pytest.mark.parametrize("behind", [0, 3])
+def test_varlen_is_each_sequence_alone(behind):
+    """Also with tokens behind the last sequence."""
     torch.manual_seed(0)
     lengths = [5, 0, 21, 4]
-    total, D = sum(lengths), 8
+    total, D = sum(lengths) + behind, 8
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     q, k, v = torch.randn(total, 4, D), torch.randn(total, 2, D), torch.randn(total, 2, D)
     scores = torch.randn(2, total).round(decimals=1)
