@@ -10,25 +10,28 @@ namespace {
 #define JALI_SHAPE_SCHEMA                                                               \
   "Tensor[] tables, SymInt[] scalars, int[] program, SymInt B, SymInt Hq, SymInt Hkv, " \
   "SymInt Lq, SymInt Lk, Tensor? q_offsets, SymInt? q_offset, Tensor? cu_seqlens_q, "   \
-  "Tensor? cu_seqlens_k"
-#define JALI_SHAPE_PARAMETERS                                                               \
-  std::vector<Tensor> tables, std::vector<std::int64_t> scalars,                            \
-      std::vector<std::int64_t> program, std::int64_t B, std::int64_t Hq, std::int64_t Hkv, \
-      std::int64_t Lq, std::int64_t Lk, MaybeTensor q_offsets,                              \
-      std::optional<std::int64_t> q_offset, MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k
-#define JALI_SHAPE make_shape(B, Hq, Hkv, Lq, Lk, q_offsets, q_offset, cu_seqlens_q, cu_seqlens_k)
+  "Tensor? cu_seqlens_k, SymInt Tq, SymInt Tk"
+#define JALI_SHAPE_PARAMETERS                                                                   \
+  std::vector<Tensor> tables, std::vector<std::int64_t> scalars,                                \
+      std::vector<std::int64_t> program, std::int64_t B, std::int64_t Hq, std::int64_t Hkv,     \
+      std::int64_t Lq, std::int64_t Lk, MaybeTensor q_offsets,                                  \
+      std::optional<std::int64_t> q_offset, MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, \
+      std::int64_t Tq, std::int64_t Tk
+#define JALI_SHAPE \
+  make_shape(B, Hq, Hkv, Lq, Lk, q_offsets, q_offset, cu_seqlens_q, cu_seqlens_k, Tq, Tk)
 #define JALI_MASK Mask(std::move(program), std::move(scalars), views(tables))
 
 Shape make_shape(std::int64_t B, std::int64_t Hq, std::int64_t Hkv, std::int64_t Lq,
                  std::int64_t Lk, const MaybeTensor& q_offsets,
                  std::optional<std::int64_t> q_offset, const MaybeTensor& cu_seqlens_q,
-                 const MaybeTensor& cu_seqlens_k) {
+                 const MaybeTensor& cu_seqlens_k, std::int64_t Tq, std::int64_t Tk) {
   Shape shape;
   shape.B = B, shape.Hq = Hq, shape.Hkv = Hkv, shape.Lq = Lq, shape.Lk = Lk;
   if (q_offsets) shape.q_offset = view(q_offsets);
   if (q_offset) shape.q_offset = *q_offset;
   shape.cu_seqlens_q = view(cu_seqlens_q);
   shape.cu_seqlens_k = view(cu_seqlens_k);
+  shape.Tq = Tq, shape.Tk = Tk;
   return shape;
 }
 

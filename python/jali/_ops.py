@@ -149,6 +149,8 @@ def _mask_tiles_fake(
     q_offset: int | None,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    Tq: int,
+    Tk: int,
     tile_rows: int,
     tile_keys: int,
     batches: int,

@@ -107,6 +107,7 @@ def explain(
         q_offset,
         cu_seqlens_q,
         cu_seqlens_k,
+        None if cu_seqlens_q is None else (ctx.Lq, ctx.Lk),
     )
     try:
         counts, seconds, text = torch.ops.jali.explain(*shape, q, v.shape[-1])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._call import as_mask, context, make_seed
+from .tiles import dense
 
 
 def attention(
@@ -123,7 +124,8 @@ def attention_varlen(
         bias, mask = mask if bias is None else mask + bias, None
     if mask is not None:
         ctx = context(q, k, q_offset, cu_seqlens_q, cu_seqlens_k)
-        mask = as_mask(mask, ctx).dense(
+        mask = dense(
+            as_mask(mask, ctx),
             N,
             Hq,
             longest_q,
@@ -132,6 +134,7 @@ def attention_varlen(
             num_kv_heads=Hkv,
             cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k,
+            tokens=(q.shape[0], k.shape[0]),
         )
     if dropout_p:
         seed = make_seed(seed, q.device)

@@ -45,9 +45,12 @@ def dense(
     num_kv_heads: int | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    tokens: tuple[int, int] | None = None,
 ) -> Tensor:
-    """See `Mask.dense`."""
-    shape = shape_arguments(mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k)
+    """See `Mask.dense`; tokens: see `shape_arguments`."""
+    shape = shape_arguments(
+        mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k, tokens
+    )
     try:
         return _ops.mask_dense(*shape)
     except RuntimeError as error:
@@ -89,8 +92,12 @@ def shape_arguments(
     q_offset: int | Tensor | None,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
+    tokens: tuple[int, int] | None = None,
 ) -> tuple[Any, ...]:
-    """A mask and its index space as the operators on masks take them."""
+    """A mask and its index space as the operators on masks take them.
+
+    tokens: In varlen, the tokens (Tq, Tk) of packed tables; None: as many as cu_seqlens cover.
+    """
     sizes = {"B": B, "H": Hq, "Lq": Lq, "Lk": Lk}
     B, Hq, Lq, Lk = (one_int(size, "mask", name, least=0) for name, size in sizes.items())
     heads = Hq if Hkv is None else one_int(Hkv, "mask", "num_kv_heads", least=1)
@@ -100,13 +107,13 @@ def shape_arguments(
     if cu_seqlens_q is not None:
         cu_seqlens_q = int_table(cu_seqlens_q, "mask", "cu_seqlens_q", 1)
         cu_seqlens_k = int_table(cu_seqlens_k, "mask", "cu_seqlens_k", 1)
+        tokens = tokens or (int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))
     program, tables, scalars = [], [], []  # type: ignore[var-annotated]
     if mask is not None:
         device = tables[0].device if tables else torch.device("cpu")
-        Tq, Tk = Lq, Lk
-        if cu_seqlens_q is not None and cu_seqlens_k is not None:
-            Tq, Tk = int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1])
-        ctx = CallContext(B, Hq, heads, Tq, Tk, offset, cu_seqlens_q, cu_seqlens_k, device)
+        ctx = CallContext(
+            B, Hq, heads, *(tokens or (Lq, Lk)), offset, cu_seqlens_q, cu_seqlens_k, device
+        )
         program, tables, scalars = mask.flatten(ctx)
     by_tensor = isinstance(offset, Tensor)
     return (
@@ -122,4 +129,5 @@ def shape_arguments(
         None if by_tensor else offset,
         cu_seqlens_q,
         cu_seqlens_k,
+        *(tokens or (-1, -1)),
     )

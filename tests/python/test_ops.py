@@ -124,7 +124,7 @@ def test_opcheck_varlen_truth_and_masks() -> None:
     torch.library.opcheck(_ops.forward, (q, k, v, *raw))
     torch.library.opcheck(torch.ops.jali.attention_truth.default, (q, k, v, None, None, *raw))
     program, tables, scalars = jali.WindowMask(2, 1).flatten()
-    shape = (tables, scalars, program, 2, 4, 2, 9, 12, None, None, None, None)
+    shape = (tables, scalars, program, 2, 4, 2, 9, 12, None, None, None, None, -1, -1)
     torch.library.opcheck(torch.ops.jali.mask_dense.default, shape)
     torch.library.opcheck(torch.ops.jali.mask_tiles.default, (*shape, 4, 4, 1, 1))
 
