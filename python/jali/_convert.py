@@ -40,10 +40,10 @@ def int_param(value: Any, owner: str, name: str, *, optional: bool = True) -> In
         return int_table(value.reshape(1) if value.dim() == 0 else value, owner, name, 1)
     if isinstance(value, (list, tuple)):
         return int_table(value, owner, name, 1)
+    if getattr(value, "ndim", 0):  # a NumPy array
+        return int_table(value, owner, name, 1)
     if hasattr(value, "__index__") and not isinstance(value, bool):
         return operator.index(value)
-    if hasattr(value, "__array__"):
-        return int_table(value, owner, name, 1)
     none = " or None" if optional else ""
     raise TypeError(
         f"{owner}: {name} must be an int or a 1-D int tensor{none}, got {type(value).__name__}"

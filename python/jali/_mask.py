@@ -109,6 +109,10 @@ class Mask:
     def __invert__(self) -> Mask:
         return NotMask(self)
 
+    def complement(self) -> Mask:
+        """`~self`, for code under torch.compile: torch 2.13 does not trace the operator `~`."""
+        return NotMask(self)
+
     __rand__ = __and__
     __ror__ = __or__
 

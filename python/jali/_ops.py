@@ -32,8 +32,8 @@ class Options(NamedTuple):
     q_offsets: Tensor | None
     q_offset: int | None
     seed: Tensor | None
-    # Of the mask; None where empty: autograd would take an empty list of numbers for one of tensors,
-    # and even an empty list costs 1.5 us to hand over.
+    # Of the mask; None where empty: autograd would take an empty list of numbers for one of
+    # tensors, and even an empty list costs 1.5 us to hand over.
     tables: list[Tensor] | None
     scalars: list[int] | None
     program: list[int] | None

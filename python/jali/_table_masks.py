@@ -150,10 +150,11 @@ class KeyIntervalMask(LeafMask):
         if count == 1:
             return CausalMask(0) & KeyIntervalMask(None, bounds[0])
         if causal:
-            return CausalMask(0) & ~KeyIntervalMask(bounds[0], bounds[1])
+            return CausalMask(0) & KeyIntervalMask(bounds[0], bounds[1]).complement()
         if count == 2:
             return KeyIntervalMask(bounds[1], bounds[0])
-        return ~KeyIntervalMask(bounds[0], bounds[1]) & ~KeyIntervalMask(bounds[2], bounds[3])
+        lower, upper = KeyIntervalMask(bounds[0], bounds[1]), KeyIntervalMask(bounds[2], bounds[3])
+        return lower.complement() & upper.complement()
 
     def _fields(self) -> tuple[int | Tensor | None, ...]:
         return (self.start, self.end, self.offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -16,11 +17,13 @@ from . import _library
 USAGE = """\
 python -m jali info                versions, library, instruction set, threads, JALI_* variables
 python -m jali list                mask leaves with their fields, mask classes, backends
-python -m jali why 'MASK' [N=V..]  which backend and tiles a problem gets, and what is skipped
+python -m jali why 'MASK [N=V..]'  which backend and tiles a problem gets, and what is skipped
     MASK: causal, window(n), prefix(n), document(n) (n documents of equal length), dilated(n) or
           any mask of jali.masks, with & | ~
-    N:    B H Hkv L Lq Lk D Dv dtype, e.g. why 'causal & document(12)' L=8192 D=64 dtype=bfloat16
+    N:    B H Hkv L Lq Lk D Dv dtype, e.g. why 'causal & document(12) L=8192 D=64 dtype=bfloat16'
 """
+
+_SIZES = re.compile(r"(?:^|(?<=\s))(B|H|Hkv|L|Lq|Lk|D|Dv|dtype)=(\w+)(?=\s|$)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,24 +82,22 @@ def _list(_: list[str]) -> None:
 
 
 def _why(words: list[str]) -> None:
-    texts = [word for word in words if "=" not in word]
+    text = " ".join(words)
     sizes = {"B": 1, "H": 8, "L": 4096, "D": 64}
     dtype = torch.float32
-    for word in words:
-        name, _, value = word.partition("=")
-        if not value:
-            continue
+    for name, value in _SIZES.findall(text):
         if name == "dtype":
             dtype = getattr(torch, value, None)
             if not isinstance(dtype, torch.dtype):
                 raise ValueError(f"dtype={value}: no such torch dtype")
-        elif name in ("B", "H", "Hkv", "L", "Lq", "Lk", "D", "Dv") and value.isdigit():
+        elif value.isdigit():
             sizes[name] = int(value)
         else:
-            raise ValueError(f"{word}: expected one of B H Hkv L Lq Lk D Dv and a number, or dtype")
+            raise ValueError(f"{name}={value}: expected a number")
+    text = _SIZES.sub("", text).strip()
     Lq, Lk = sizes.get("Lq", sizes["L"]), sizes.get("Lk", sizes["L"])
     Hkv, Dv = sizes.get("Hkv", sizes["H"]), sizes.get("Dv", sizes["D"])
-    mask = parse_mask(" & ".join(f"({text})" for text in texts), Lk) if texts else None
+    mask = parse_mask(text, Lk) if text else None
     # Nothing is computed: expanded scalars stand for tensors of any size.
     one = torch.zeros((), dtype=dtype)
     q = one.expand(sizes["B"], sizes["H"], Lq, sizes["D"])
