@@ -10,10 +10,12 @@ partial (each cell asked, shaded by how many are visible where that is cheap to 
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,17 +23,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from ._canvas import Canvas, blend, rgb
+from ._canvas import Canvas
+from ._palette import EMPTY, FAINT, FULL, INK, PALETTE, PAPER, PARTIAL, SHADES, palette_index
 from ._stroke_font import text_width
+from ._text_picture import fields_as_text, legend_as_text
 
 if TYPE_CHECKING:
     from .masks import Mask
-
-PAPER, INK, FAINT = "#fbf8f1", "#2b2a27", "#8b857a"
-EMPTY, FULL, PARTIAL = "#e9e3d5", "#14555f", "#dc9a3a"
-_SHADES = tuple(blend("#f4dfb2", "#c96f16", n / 13) for n in range(14))
-_PALETTE = (EMPTY, FULL, *_SHADES, PARTIAL)  # 0 empty, 1 full, 2..15 partial by density, 16 unknown
-_UNKNOWN = len(_PALETTE) - 1
 
 _CELLS = 256  # up to this length every cell is drawn
 _FIELDS = 512  # most fields that a picture shows in a row
@@ -82,66 +80,31 @@ class Picture:
     def __str__(self) -> str:
         return self.terminal()
 
-    # Text ------------------------------------------------------------------------------------
-
     def terminal(
-        self, width: int | None = None, *, color: bool | None = None, legend: bool = True
+        self,
+        width: int | None = None,
+        *,
+        color: bool | None = None,
+        head: bool = True,
+        legend: bool = True,
     ) -> str:
         """The picture as lines of text.
 
         Args:
             width: characters of a line; None: the terminal's, 80 at most.
             color: ANSI colours; None: if standard output is a terminal and NO_COLOR is not set.
+            head: whether title and note stand above.
             legend: whether the last line explains the colours.
         """
         if color is None:
             color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         if width is None:
             width = min(shutil.get_terminal_size().columns, 80)
-        margin = len(str(self.num_rows - 1)) + 2
-        room = max(width - margin - 1, 8)
-        rows, cols = self.share.shape
-        dots = not color and not self.tiled and room < max(rows, cols) <= 2 * room
-        share = self.share if dots else self._fit(room)  # dots: 2 × 4 cells a character
-        high = 4 if dots else 2
-        rows, cols = share.shape[0], -(-share.shape[1] // (2 if dots else 1))
-        out = [line for t in (self.title, self.note) for line in textwrap.wrap(t, max(width, 24))]
-        ends = f"{'0 key j →':<{max(cols - len(str(self.num_keys - 1)), 9)}}{self.num_keys - 1}"
-        out.append(" " * margin + ends)
-        last = (rows - 1) // high * high
-        for r in range(0, rows, high):
-            lines = share[r : r + high]
-            body = _dots(lines) if dots else _colored(lines) if color else _plain(lines)
-            label = "0" if r == 0 else str(self.num_rows - 1) if r == last else ""
-            out.append(f"{label:>{margin - 1}} {body}")
-        if legend:
-            out.append(" " * margin + self._legend_text(color))
-        return "\n".join(out)
-
-    def _fit(self, width: int) -> torch.Tensor:
-        """`share` resized to at most `width` columns and 2/3 of `width` rows of square pixels."""
-        share = torch.where(self.share.isnan(), 0.5, self.share)
-        rows, cols = share.shape
-        times = max(1, min(32 // max(cols, 1), 32 // max(rows, 1)))  # small masks: enlarge
-        if times > 1:
-            share = share.repeat_interleave(times, 0).repeat_interleave(times, 1)
-            rows, cols = share.shape
-        shrink = max(cols / width, rows / width, 1.0)
-        if shrink == 1.0:
-            return share
-        size = (max(round(rows / shrink), 1), max(round(cols / shrink), 1))
-        return F.adaptive_avg_pool2d(share[None], size)[0]
-
-    def _legend_text(self, color: bool) -> str:
-        names = {FULL: "full", _SHADES[7]: "partial", EMPTY: "empty (skipped)"}
-        if not self.tiled:
-            names = {FULL: "visible", EMPTY: "masked"}
-        if color:
-            return "  ".join(f"{_ansi(38, c)}█\x1b[0m {name}" for c, name in names.items())
-        plain = {FULL: "█", _SHADES[7]: "▒", EMPTY: "·"}
-        return "  ".join(f"{plain[c]} {name}" for c, name in names.items())
-
-    # Drawing ---------------------------------------------------------------------------------
+        lines = fields_as_text(self.share, self.num_rows, self.num_keys, width, color, self.tiled)
+        if head:
+            above = [textwrap.wrap(t, max(width, 24)) for t in (self.title, self.note)]
+            lines = [*itertools.chain(*above), *lines]
+        return "\n".join([*lines, *([legend_as_text(self.tiled, color)] if legend else [])])
 
     def _canvas(self) -> Canvas:
         share, size = self.share, 512.0
@@ -158,7 +121,7 @@ class Picture:
             canvas.text(left, 26 + 20 * n, line, size=15, color=INK, bold=True)
         canvas.text(left, top - 33, self.note, size=12, color=FAINT)
 
-        canvas.grid(left, top, w, h, _palette_index(share), _PALETTE, gap=0.125 if w >= 6 else 0.0)
+        canvas.grid(left, top, w, h, palette_index(share), PALETTE, gap=0.125 if w >= 6 else 0.0)
 
         for at in _ticks(self.num_keys):
             x = left + (at + 0.5 * (not self.tiled)) / self.num_keys * grid_w
@@ -179,7 +142,7 @@ class Picture:
     def _legend(self, canvas: Canvas, x: float, y: float) -> None:
         entries: list[tuple[tuple[str, ...], str]] = [((FULL,), "visible"), ((EMPTY,), "masked")]
         if self.tiled:
-            shades = (PARTIAL,) if self.share.isnan().any() else _SHADES[::3]
+            shades = (PARTIAL,) if self.share.isnan().any() else SHADES[::3]
             entries = [((FULL,), "full"), (shades, "partial"), ((EMPTY,), "empty: skipped")]
         for colors, name in entries:
             for n, color in enumerate(colors):
@@ -264,6 +227,23 @@ def draw(
     return Picture(title, ", ".join(notes), _merge(share), Lq, Lk, True)
 
 
+def sheet_png(pictures: Sequence[Picture], columns: int = 4, side: int = 230) -> bytes:
+    """Several pictures on one sheet, as a PNG: `side` units each, with title and note below."""
+    gap, caption = 26, 44
+    rows = -(-len(pictures) // columns)
+    canvas = Canvas(columns * (side + gap) + gap, rows * (side + caption + gap) + gap, PAPER)
+    for n, picture in enumerate(pictures):
+        x = gap + n % columns * (side + gap)
+        y = gap + n // columns * (side + caption + gap)
+        field = side / max(picture.share.shape)
+        canvas.grid(x, y, field, field, palette_index(picture.share), PALETTE,
+                    gap=0.125 if field >= 6 else 0.0)  # fmt: skip
+        size = min(13, 13 * side / max(text_width(picture.title, 13), 1))
+        canvas.text(x, y + side + 18, picture.title, size=size, color=INK, bold=True)
+        canvas.text(x, y + side + 35, picture.note, size=10.5, color=FAINT)
+    return canvas.png()
+
+
 def _tile_shares(cells: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
     """Visible share of each tile's cells, those out of bounds not counted."""
     rows, cols = cells.shape
@@ -287,14 +267,6 @@ def _merge(share: torch.Tensor) -> torch.Tensor:
     return F.adaptive_avg_pool2d(known[None], size)[0]
 
 
-def _palette_index(share: torch.Tensor) -> torch.Tensor:
-    shade = 2 + (share.nan_to_num() * len(_SHADES)).long().clamp(0, len(_SHADES) - 1)
-    shade[share <= 0] = 0
-    shade[share >= 1] = 1
-    shade[share.isnan()] = _UNKNOWN
-    return shade
-
-
 def _percent(x: float) -> str:
     return f"{100 * x:.3g} %"
 
@@ -313,44 +285,3 @@ def _wrap(text: str, width: float, size: float) -> list[str]:
     """Lines no wider than `width` pixels, four at most."""
     lines = textwrap.wrap(text, int(width / text_width("n", size))) or [""]
     return lines if len(lines) <= 4 else [*lines[:3], lines[3][:-1] + "…"]
-
-
-def _color(share: float) -> str:
-    return _PALETTE[int(_palette_index(torch.tensor([share]))[0])]
-
-
-def _ansi(ground: int, color: str) -> str:
-    return "\x1b[{};2;{};{};{}m".format(ground, *rgb(color))
-
-
-def _colored(lines: torch.Tensor) -> str:
-    """Two lines of fields as upper half blocks: the lower field is the background."""
-    out, last = [], None
-    low = lines[1].tolist() if len(lines) > 1 else [None] * lines.shape[1]
-    for pair in zip(lines[0].tolist(), low, strict=True):
-        now = (_color(pair[0]), None if pair[1] is None else _color(pair[1]))
-        if now != last:
-            out.append(_ansi(38, now[0]) + (_ansi(48, now[1]) if now[1] else "\x1b[49m"))
-            last = now
-        out.append("▀")
-    return "".join(out) + "\x1b[0m"
-
-
-def _plain(lines: torch.Tensor) -> str:
-    """Half blocks where both halves are all or nothing, shades of grey elsewhere."""
-    low = lines[1].tolist() if len(lines) > 1 else [0.0] * lines.shape[1]
-    out = []
-    for top, bottom in zip(lines[0].tolist(), low, strict=True):
-        if top in (0.0, 1.0) and bottom in (0.0, 1.0):
-            out.append("·▀▄█"[int(top) + 2 * int(bottom)])
-        else:
-            out.append("░▒▓"[min(int((top + bottom) * 1.5), 2)])
-    return "".join(out)
-
-
-def _dots(lines: torch.Tensor) -> str:
-    """Four lines of cells in Braille: 2 × 4 cells a character."""
-    bits = torch.tensor([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
-    cells = F.pad(lines > 0, (0, lines.shape[1] % 2, 0, 4 - len(lines)))
-    codes = (cells.unflatten(1, (-1, 2)) * bits[:, None]).sum((0, 2))
-    return "".join(chr(0x2800 + code) for code in codes.tolist())
