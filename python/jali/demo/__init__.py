@@ -1,0 +1,1 @@
+"""The demo: eight masks on real text, and three small language models (`python -m jali.demo`)."""
