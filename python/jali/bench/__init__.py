@@ -1,0 +1,1 @@
+"""Benchmarks against torch (`python -m jali.bench cpu`)."""

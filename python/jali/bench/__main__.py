@@ -1,0 +1,69 @@
+"""`python -m jali.bench cpu [--isa v3] [--quick]`: the numbers that Jali promises, measured."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PARTS = ("speed", "dtypes", "overhead", "memory", "plan", "flex")
+
+
+def main() -> int:
+    """Runs the benchmark; the exit status does not depend on the goals."""
+    parser = argparse.ArgumentParser(prog="jali bench", description=__doc__)
+    parser.add_argument("backend", choices=["cpu"], help="what to measure")
+    parser.add_argument("--isa", choices=["v2", "v3", "v4"], help="x86-64 level of Jali's kernels; "
+                        "default: the best that this processor has")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: a minute")
+    parser.add_argument("--only", choices=PARTS, action="append", help="some parts alone")
+    parser.add_argument("--rounds", type=int, help="measured rounds (5; quick 3)")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the JSON")
+    args = parser.parse_args()
+    if args.isa and os.environ.get("JALI_FORCE") != args.isa:
+        # The level is chosen when the library is loaded: start again with it set.
+        env = {**os.environ, "JALI_FORCE": args.isa}
+        return subprocess.run(
+            [sys.executable, "-m", "jali.bench", *sys.argv[1:]], env=env
+        ).returncode
+    run(args)
+    return 0
+
+
+def run(args: argparse.Namespace) -> None:
+    """Everything that was asked for, in this process."""
+    from . import attention, memory
+    from .report import Report, machine
+
+    begin = time.perf_counter()
+    report = Report()
+    print(
+        "  ".join(
+            f"{k}: {' '.join(v) if isinstance(v, list) else v}" for k, v in machine().items() if v
+        )
+    )
+    isa = args.isa or ""
+    rounds = args.rounds or (3 if args.quick else 5)
+    sizes = [(length, dim) for length in (2048, 8192) for dim in (64, 128)]
+    if args.quick:
+        sizes = [(2048, 64), (8192, 64)]
+    parts = {
+        "speed": lambda: attention.speed(report, sizes, rounds, isa),
+        "dtypes": lambda: attention.dtypes(report, 2048, rounds),
+        "overhead": lambda: attention.overhead(report, rounds),
+        "memory": lambda: memory.attention_memory(report, args.quick),
+        "plan": lambda: memory.plan_cost(report, args.quick),
+        "flex": lambda: attention.flex(report, 2048 if args.quick else 8192, 64, rounds),
+    }
+    for name in args.only or PARTS:
+        parts[name]()
+    path = args.out / f"cpu{'_' + isa if isa else ''}{'_quick' if args.quick else ''}.json"
+    report.save(path)
+    print(f"\n{report.summary()}\n{path} written, {time.perf_counter() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

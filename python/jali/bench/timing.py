@@ -1,0 +1,32 @@
+"""Fair timing: rivals take turns, in a new random order each round."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def interleaved(
+    rivals: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1, warmups: int = 1
+) -> dict[str, float]:
+    """Median seconds of one call of each rival.
+
+    Args:
+        rivals: functions by name.
+        rounds: measured rounds; each runs every rival once, in random order.
+        calls: calls per measurement, for functions too short for the clock.
+        warmups: rounds before the first measured one.
+    """
+    order = random.Random(0)
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for n in range(warmups + rounds):
+        for name in order.sample(list(rivals), len(rivals)):
+            function = rivals[name]
+            begin = time.perf_counter()
+            for _ in range(calls):
+                function()
+            if n >= warmups:
+                times[name].append((time.perf_counter() - begin) / calls)
+    return {name: statistics.median(t) for name, t in times.items()}
