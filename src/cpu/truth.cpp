@@ -185,6 +185,8 @@ class Truth {
     s.Hkv = Hkv;
     s.Lq = varlen_ ? 0 : q_.shape[2];
     s.Lk = varlen_ ? 0 : Lk;
+    s.Tq = varlen_ ? q_.shape[0] : 0;
+    s.Tk = varlen_ ? Lk : 0;
     s.q_offset = o_.q_offset;
     s.cu_seqlens_q = o_.cu_seqlens_q;
     s.cu_seqlens_k = o_.cu_seqlens_k;

@@ -40,6 +40,7 @@ struct Problem {
   bool varlen = false;
   std::vector<int> lq, lk, q_start, k_start, q_offset;  // per sequence
   std::vector<int> cu_q, cu_k, offsets;                 // what the views below point at
+  int tq = 0, tk = 0;  // varlen: packed tokens, some behind the last sequence
   int longest_q() const { return *std::max_element(lq.begin(), lq.end()); }
   int longest_k() const { return *std::max_element(lk.begin(), lk.end()); }
   int head_div(int heads) const { return Hq / heads; }
@@ -78,6 +79,8 @@ inline void draw_problem(Rng& rng, Problem& p) {
   p.shape.Lq = p.longest_q();
   p.shape.Lk = p.longest_k();
   if (p.varlen) {
+    p.shape.Tq = p.tq = p.cu_q.back() + (rng.one_in(3) ? rng.in(1, 9) : 0);
+    p.shape.Tk = p.tk = p.cu_k.back() + (rng.one_in(3) ? rng.in(1, 9) : 0);
     p.shape.cu_seqlens_q = TensorView(p.cu_q.data(), DType::kI32, {p.B + 1});
     p.shape.cu_seqlens_k = TensorView(p.cu_k.data(), DType::kI32, {p.B + 1});
   }
@@ -181,14 +184,17 @@ class Generator {
   Tokens<T> tokens(char side, bool with_heads, Value value) {
     const std::vector<int>& starts = side == 'Q' ? p_.q_start : p_.k_start;
     const int longest = side == 'Q' ? p_.longest_q() : p_.longest_k();
-    const int total = side == 'Q' ? p_.cu_q.back() : p_.cu_k.back();
+    const int covered = side == 'Q' ? p_.cu_q.back() : p_.cu_k.back();
+    const int total = rng_.one_in(2) ? covered : side == 'Q' ? p_.tq : p_.tk;
     const bool packed = p_.varlen && total > 0 && rng_.one_in(2);
     const int batches = packed ? 1 : rng_.pick<int>({1, p_.B});
     const int heads = with_heads ? rng_.pick<int>({1, p_.Hkv, p_.Hq}) : 1;
     // A padded table that is as long as a packed one would be read as packed.
     int length = packed ? total : longest;
     if (p_.varlen && !packed && (length == 0 || rng_.one_in(2))) length += 3;
-    if (p_.varlen && !packed && length == total) ++length;
+    while (p_.varlen && !packed && (length == covered || length == p_.tq || length == p_.tk)) {
+      ++length;
+    }
     std::vector<int> shape = {batches, heads, length};
     if (!with_heads) shape.erase(shape.begin() + 1);
     const bool short_rank = batches == 1 && rng_.one_in(2);
