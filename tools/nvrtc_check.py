@@ -120,6 +120,7 @@ class Nvrtc:
             "-std=c++20",
             "-default-device",  # what a leaf leaves unmarked (fields) is a device function too
             f"-I{SOURCE_DIR}",
+            f"-I{ROOT / 'tests'}",
             "--ptxas-options=-v",
             "--ptxas-options=--warn-on-spills",
             "--ptxas-options=--warning-as-error",

@@ -38,10 +38,13 @@ class Trace:
             at = len(self.nodes)
             self.nodes.append(node)
             self.types.append(type_)
-            self._known[node] = at
+            if op != "const":
+                self._known[node] = at
         return Value(self, at, type_)
 
     def constant(self, value: bool | int | float) -> Value:
+        if isinstance(value, torch.SymInt):  # a size, under torch.export
+            return self.emit(INT, "const", value)
         if isinstance(value, bool):
             return self.emit(BOOL, "const", value)
         if isinstance(value, int):
@@ -97,7 +100,7 @@ class Trace:
                 )
             at = self.table(value)
             return self.emit(table_type(value), "load", at)
-        if isinstance(value, (bool, int, float)):
+        if isinstance(value, (bool, int, float, torch.SymInt)):
             return self.constant(value)
         if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # NumPy scalars
             return self.constant(value.item())
@@ -350,7 +353,7 @@ class IndexMode(TorchFunctionMode):
 def call(name: str, args: Any, kwargs: Any) -> Any:
     """Records the operation of this torch name, or says that it cannot be traced."""
     function = FUNCTIONS.get(name)
-    if name == "__getitem__":
+    if name in ("__getitem__", "getitem"):
         return _index(*args)
     if function is None:
         raise NotImplementedError(

@@ -42,7 +42,9 @@ def _integer(op: str, name: str, hint: str) -> Callable[..., Value]:
         if x.type == FLOAT:
             raise NotImplementedError(f"predicate: `{name}` of floats. {hint}")
         divisor = trace.nodes[y.at]
-        if op in ("floor_div", "mod") and divisor == ("const", 0):
+        if op in ("floor_div", "mod") and divisor[0] == "const" and (
+            type(divisor[1]) is int and divisor[1] == 0
+        ):
             raise ZeroDivisionError(f"predicate: `{name}` by the constant 0.")
         return trace.emit(INT, op, x.at, y.at)
 

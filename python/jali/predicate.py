@@ -156,7 +156,7 @@ def _operands(node: Node) -> tuple[int, ...]:
 def _scalar_bits(value: Any, type_: int) -> int:
     if type_ == FLOAT:
         return int(struct.unpack("<q", struct.pack("<d", value))[0])
-    return int(value)
+    return value if isinstance(value, torch.SymInt) else int(value)
 
 
 def _describe(expression: Expression) -> str:

@@ -1,39 +1,30 @@
-// What a kernel needs to evaluate a predicate, here (i // n == j // n and ids[j] >= 0) or
-// (weight[i] * 0.5 < 1 and (i - j) % step == 0), as one cell and over a block by intervals.
-#include "mask/leaf.h"
-#include "mask/predicate/interval.h"
+// Generated predicates (tests/mask/predicate_codegen_test.cpp), alone and in a tree with a leaf.
+#include "mask/combine.h"
+#include "mask/leaf/causal.h"
+#include "mask/predicate_generated.h"
 
 using namespace jali;
-using namespace jali::predicate;
 
-struct Predicate {
-  i32 n;
-  i64 step;
-  TableOf<i32, 1> ids;
-  TableOf<float, 1> weight;
-
-  JALI_HD bool visible(i32 i, i32 j) const {
-    const bool chunk = quotient(i, n) == quotient(j, n) && ids.at(i64(j)) >= 0;
-    const bool strided =
-        mul(weight.at(i64(i)), 0.5f) < 1.0f && remainder(sub(i64(i), i64(j)), step) == 0;
-    return chunk || strided;
+template <class M>
+__device__ __forceinline__ void evaluate(const M& mask, Frame f, u8* cells, u8* classes) {
+  const i32 i0 = 64 * blockIdx.x, j0 = 64 * threadIdx.x;
+  const typename M::RowBlock rows = mask.rows(f, i0, min_of(i0 + 64, f.num_rows));
+  const typename M::ColBlock cols = mask.cols(f, j0, min_of(j0 + 64, f.num_keys));
+  classes[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<u8>(mask.classify(f, rows, cols));
+  const typename M::Row row = mask.row(f, i0);
+  for (i32 j = j0; j < min_of(j0 + 64, f.num_keys); ++j) {
+    cells[i64(i0) * f.num_keys + j] = mask.visible(row, mask.col(f, j));
   }
-  JALI_HD Tile classify(Interval i, Interval j, Interval id, FloatInterval w) const {
-    const Interval chunk =
-        both(equal(quotient(i, point(n)), quotient(j, point(n))), less_equal(point(0), id));
-    const Affine distance = add(Affine{1, 1, 0, 0}, scale(Affine{1, 0, 1, 0}, -1));
-    const Interval strided =
-        both(less(mul(w, float_point(0.5f)), float_point(1.0f)),
-             equal(remainder(range_of(distance, i, j), point(step)), point(0)));
-    const Interval result = either(chunk, strided);
-    return tile_of(result.hi == 0, result.lo == 1);
-  }
-};
-
-extern "C" __global__ void probe(const __grid_constant__ Predicate mask, Interval id,
-                                 FloatInterval w, u8* cells, u8* classes) {
-  const i32 i = blockIdx.x, j = threadIdx.x;
-  cells[i * blockDim.x + j] = mask.visible(i, j);
-  classes[i * blockDim.x + j] =
-      static_cast<u8>(mask.classify({64 * i, 64 * i + 63}, {64 * j, 64 * j + 63}, id, w));
 }
+
+#define PROBE(name, ...)                                                             \
+  extern "C" __global__ void name(const __grid_constant__ __VA_ARGS__ mask, Frame f, \
+                                  u8* cells, u8* classes) {                          \
+    evaluate(mask, f, cells, classes);                                               \
+  }
+PROBE(documents, predicate::Documents)
+PROBE(neighborhood, predicate::Neighborhood)
+PROBE(ragged, predicate::Ragged)
+PROBE(scores, predicate::Scores)
+using Tree = And<leaf::Causal, Or<predicate::Neighborhood, Not<predicate::Documents>>>;
+PROBE(tree, Tree)

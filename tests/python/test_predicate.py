@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import jali
 import pytest
 import torch
+import torch._dynamo.testing
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 from jali.predicate import PredicateMask
 from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
 
+ROOT = Path(__file__).resolve().parents[2]
 B, H, LQ, LK = 2, 3, 9, 13
 
 generator = torch.Generator().manual_seed(5)
@@ -665,3 +670,86 @@ def test_long(name):
     mask, expected = PredicateMask(fn), cells(fn, 1, 1, *lengths)
     assert torch.equal(mask.dense(1, 1, *lengths), expected)
     check_tiles(mask, expected, ((128, 128), (64, 256)))
+
+
+# ---- In attention, and under torch.compile. ----
+
+
+def test_attention_and_gradients():
+    fn = generate_doc_mask_mod(causal, DOCUMENTS)
+    mask, dense = PredicateMask(fn), cells(fn, 1, 1, 150, 150)
+    results = []
+    for given in (mask, dense):
+        torch.manual_seed(0)
+        q, k, v = (
+            torch.randn(2, 3, 150, 16, dtype=torch.float64, requires_grad=True) for _ in "qkv"
+        )
+        out = jali.attention(q, k, v, mask=given)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def attend(x, mask):
+    return jali.attention(x, x, x, mask=mask)
+
+
+def test_compile_new_constants_and_tables_do_not_recompile():
+    counter = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend=counter, fullgraph=True)
+    for n, length in enumerate((40, 48, 56, 64, 72)):
+        ids = torch.arange(length) // (5 + n)
+        width = 3 + n
+        mask = PredicateMask(lambda b, h, q, k, w=width, t=ids: (q - k < w) & (t[q] == t[k]))
+        x = torch.randn(1, 2, length, 16)
+        assert torch.equal(compiled(x, mask), attend(x, mask))
+    assert counter.frame_count <= 2  # the first, and the one for changing numbers
+
+
+class Model(torch.nn.Module):
+    """Makes its mask anew in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ids", torch.arange(64) // 10)
+
+    def forward(self, x):
+        mask = PredicateMask(lambda b, h, q, k: (q - k < 7) & (self.ids[q] == self.ids[k]))
+        return attend(x, mask)
+
+
+def test_compile_of_a_mask_made_inside():
+    torch._dynamo.reset()
+    model, x = Model(), torch.randn(1, 2, 64, 16)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), model(x))
+    assert torch.equal(compiled(x[:, :, :40]), model(x[:, :, :40]))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict):
+    torch._dynamo.reset()
+    model, x = Model(), torch.randn(1, 2, 64, 16)
+    shapes = {"x": {2: torch.export.Dim("L", min=2, max=64)}}
+    exported = torch.export.export(model, (x,), dynamic_shapes=shapes, strict=strict).module()
+    for length in (64, 40):
+        assert torch.equal(exported(x[:, :, :length]), model(x[:, :, :length]))
+
+
+@pytest.mark.parametrize("level", ["v2", "v3", "v4"])
+def test_every_instruction_set(level):
+    """The same cells from each compiled instance; what the machine lacks is skipped."""
+    code = (
+        "import torch, tests.python.test_predicate as t\n"
+        "for fn in [*t.OPERATIONS.values(), *t.FLEX.values()]:\n"
+        "    dense = t.PredicateMask(fn).dense(2, 3, 9, 13)\n"
+        "    assert torch.equal(dense, t.cells(fn))\n"
+    )
+    environment = {**os.environ, "JALI_FORCE": level}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    if "at most what this machine runs" in run.stderr:
+        pytest.skip(f"this machine lacks {level}")
+    assert run.returncode == 0, run.stderr

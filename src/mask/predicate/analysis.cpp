@@ -26,24 +26,21 @@ void visit(const Table& t, const i64* lo, const i64* hi, F f) {
 }
 
 Bound range_within(const Table& t, const i64* lo, const i64* hi) {
-  Bound x = {{kMaxInt, kMinInt}, {infinity(), -infinity(), 0}};
-  auto widen = [&](auto v) { x.i = hull(x.i, point(v)); };
+  Bound x = {nothing(), no_float()};
+  auto take = [&](auto v) { x.i = widen(x.i, v); };
   switch (t.dtype) {
     case DType::kBool:
-      visit<u8>(t, lo, hi, [&](u8 v) { widen(v != 0); });
+      visit<u8>(t, lo, hi, [&](u8 v) { take(v != 0); });
       break;
     case DType::kI32:
-      visit<i32>(t, lo, hi, widen);
+      visit<i32>(t, lo, hi, take);
       break;
     case DType::kI64:
-      visit<i64>(t, lo, hi, widen);
+      visit<i64>(t, lo, hi, take);
       break;
     default:
-      visit<float>(t, lo, hi, [&](float v) {
-        if (v == v) x.f = {min_of(x.f.lo, v), max_of(x.f.hi, v), x.f.nan};
-        x.f.nan |= v != v;
-      });
-      if (x.f.lo > x.f.hi) x.f = any_float();
+      visit<float>(t, lo, hi, [&](float v) { x.f = widen(x.f, v); });
+      x.f = settled(x.f);
   }
   return x;
 }

@@ -374,7 +374,7 @@ void fill_cells(const Code& code, const Frame& f, i64 row_offset, i32 i0, i32 i1
 }
 
 template <class T>
-void widen(Bound& bound, const T* lanes) {
+void collect(Bound& bound, const T* lanes) {
   T lo = lanes[0], hi = lanes[0];
   for (i32 c = 0; c < kLanes; ++c) {
     lo = min_of(lo, lanes[c]);
@@ -383,20 +383,15 @@ void widen(Bound& bound, const T* lanes) {
   bound.i = hull(bound.i, {lo, hi});
 }
 template <>
-void widen(Bound& bound, const float* lanes) {
-  for (i32 c = 0; c < kLanes; ++c) {
-    const float x = lanes[c];
-    bound.f.nan |= x != x;
-    bound.f.lo = x < bound.f.lo ? x : bound.f.lo;
-    bound.f.hi = x > bound.f.hi ? x : bound.f.hi;
-  }
+void collect(Bound& bound, const float* lanes) {
+  for (i32 c = 0; c < kLanes; ++c) bound.f = widen(bound.f, lanes[c]);
 }
 
 template <class Int>
 void measure_ranges(const Code& code, const Frame& f, i64 row_offset, Stage stage, i32 begin,
                     i32 end, void* scratch, const i32* steps, i32 num_steps, Bound* out) {
   for (i32 k = 0; k < num_steps; ++k) {
-    out[k] = {{kMaxInt, kMinInt}, {infinity(), -infinity(), 0}};
+    out[k] = {nothing(), no_float()};
   }
   Machine<Int> machine(code, f, row_offset, scratch);
   for (i32 at = begin; at < end; at += kLanes) {
@@ -405,13 +400,13 @@ void measure_ranges(const Code& code, const Frame& f, i64 row_offset, Stage stag
     for (i32 k = 0; k < num_steps; ++k) {
       switch (code.steps[steps[k]].type) {
         case Type::kBool:
-          widen(out[k], machine.template slot<u8>(steps[k]));
+          collect(out[k], machine.template slot<u8>(steps[k]));
           break;
         case Type::kInt:
-          widen(out[k], machine.template slot<Int>(steps[k]));
+          collect(out[k], machine.template slot<Int>(steps[k]));
           break;
         case Type::kFloat:
-          widen(out[k], machine.template slot<float>(steps[k]));
+          collect(out[k], machine.template slot<float>(steps[k]));
           break;
       }
     }

@@ -178,6 +178,14 @@ JALI_HD FloatInterval float_point(float x) { return x == x ? FloatInterval{x, x,
 JALI_HD FloatInterval hull(FloatInterval a, FloatInterval b) {
   return {min_of(a.lo, b.lo), max_of(a.hi, b.hi), a.nan | b.nan};
 }
+/// To collect the values of a block: start with nothing, widen by each, settle what all were NaN.
+JALI_HD constexpr Interval nothing() { return {kMaxInt, kMinInt}; }
+JALI_HD FloatInterval no_float() { return {infinity(), -infinity(), 0}; }
+JALI_HD Interval widen(Interval a, i64 x) { return {min_of(a.lo, x), max_of(a.hi, x)}; }
+JALI_HD FloatInterval widen(FloatInterval a, float x) {
+  return {x < a.lo ? x : a.lo, x > a.hi ? x : a.hi, a.nan | (x != x)};
+}
+JALI_HD FloatInterval settled(FloatInterval a) { return a.lo <= a.hi ? a : any_float(); }
 JALI_HD bool endless(FloatInterval a) { return a.lo == -infinity() || a.hi == infinity(); }
 JALI_HD FloatInterval negate(FloatInterval a) { return {-a.hi, -a.lo, a.nan}; }
 JALI_HD FloatInterval add(FloatInterval a, FloatInterval b) {

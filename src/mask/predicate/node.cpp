@@ -1,6 +1,5 @@
 #include "mask/predicate/node.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -37,31 +36,31 @@ class PredicateNode final : public LeafNode {
              tables_.data(),
              false};
     choose_width(context.shape);
-    choose_measured();
+    measured_ = measured_steps(program_, kMaxMeasured);
     lay_out();
     engine_ = &engine(current_isa());
   }
 
   const char* name() const override { return "predicate"; }
-  int row_block_bytes() const override { return block_bytes(measured_rows_); }
-  int col_block_bytes() const override { return block_bytes(measured_keys_); }
-  bool rows_read_tables() const override { return !measured_rows_.empty(); }
-  bool cols_read_tables() const override { return !measured_keys_.empty(); }
+  int row_block_bytes() const override { return block_bytes(measured_.rows); }
+  int col_block_bytes() const override { return block_bytes(measured_.keys); }
+  bool rows_read_tables() const override { return !measured_.rows.empty(); }
+  bool cols_read_tables() const override { return !measured_.keys.empty(); }
   bool varies_by_batch() const override { return varies_by_batch_; }
   i32 num_heads() const override { return num_heads_; }
   const char* wrong_tables(const Frame&) const override { return nullptr; }
 
   void rows(const Frame& f, i32 i0, i32 i1, void* out) const override {
-    measure(f, Stage::kRow, i0, i1, measured_rows_, out);
+    measure(f, Stage::kRow, i0, i1, measured_.rows, out);
   }
   void cols(const Frame& f, i32 j0, i32 j1, void* out) const override {
-    measure(f, Stage::kKey, j0, j1, measured_keys_, out);
+    measure(f, Stage::kKey, j0, j1, measured_.keys, out);
   }
   void merge_rows(void* into, const void* block) const override {
-    merge(into, block, measured_rows_.size());
+    merge(into, block, measured_.rows.size());
   }
   void merge_cols(void* into, const void* block) const override {
-    merge(into, block, measured_keys_.size());
+    merge(into, block, measured_.keys.size());
   }
   Tile classify(const Frame& f, const void* row_block, const void* col_block) const override {
     return classify(f, static_cast<const Block*>(row_block), static_cast<const Block*>(col_block));
@@ -99,7 +98,6 @@ class PredicateNode final : public LeafNode {
   void take_consts(BindContext& context);
   void take_tables(BindContext& context);
   void choose_width(const Shape& shape);
-  void choose_measured();
   void lay_out();
 
   void measure(const Frame& f, Stage stage, i32 begin, i32 end, const std::vector<i32>& steps,
@@ -138,8 +136,7 @@ class PredicateNode final : public LeafNode {
   bool varies_by_batch_ = false;
   i32 num_heads_ = 1;
   std::vector<Value> anywhere_;  // per step, over the whole problem
-  std::vector<i32> measured_rows_, measured_keys_;
-  std::vector<i32> order_;  // the steps that classify() evaluates: no part of a measured one
+  Measured measured_;
   std::vector<i32> slots_;
   i64 scratch_words_ = 0;
   const Engine* engine_ = nullptr;
@@ -252,37 +249,6 @@ void PredicateNode::choose_width(const Shape& shape) {
   }
 }
 
-/// Measured: the largest values of the row (of the key) alone that read a table with it. Their
-/// ranges over a block come from evaluating them once per row, which no analysis could better.
-void PredicateNode::choose_measured() {
-  const std::vector<Step>& steps = program_.steps;
-  const i32 n = static_cast<i32>(steps.size());
-  std::vector<bool> reads(n), outermost(n);
-  for (i32 s = 0; s < n; ++s) {
-    const bool side = steps[s].stage == Stage::kRow || steps[s].stage == Stage::kKey;
-    reads[s] = side && steps[s].op == Op::kLoad;
-    for (int a = 0; a < steps[s].num_args; ++a) {
-      const i32 arg = steps[s].args[a];
-      if (side) reads[s] = reads[s] || reads[arg];
-      if (!side) outermost[arg] = true;
-    }
-  }
-  outermost[n - 1] = true;
-  std::vector<bool> measured(n), needed(n);
-  needed[n - 1] = true;
-  for (i32 s = n - 1; s >= 0; --s) {
-    if (!needed[s]) continue;
-    std::vector<i32>& list = steps[s].stage == Stage::kRow ? measured_rows_ : measured_keys_;
-    if (reads[s] && outermost[s] && list.size() < kMaxMeasured) {
-      list.push_back(s);
-      continue;
-    }
-    order_.push_back(s);
-    for (int a = 0; a < steps[s].num_args; ++a) needed[steps[s].args[a]] = true;
-  }
-  std::reverse(order_.begin(), order_.end());
-}
-
 void PredicateNode::lay_out() {
   i64 at = 0;
   for (const Step& step : program_.steps) {
@@ -310,18 +276,17 @@ Tile PredicateNode::classify(const Frame& f, const Block* rows, const Block* key
       v = anywhere_[measured[k]];
       if (!known) continue;
       v.i = block->bounds[k].i;
-      const FloatInterval x = block->bounds[k].f;
-      v.f = x.lo <= x.hi ? x : any_float();  // else all are NaN
+      v.f = settled(block->bounds[k].f);
     }
   };
-  set(measured_rows_, rows, rows_known);
-  set(measured_keys_, keys, keys_known);
+  set(measured_.rows, rows, rows_known);
+  set(measured_.keys, keys, keys_known);
   const i64 offset = row_offset(f);
   const Domain domain = {point(f.b),
                          point(f.h),
                          {rows->begin + offset, rows->last + offset},
                          {keys->begin, keys->last}};
-  analyse(code_, table_ranges_.data(), domain, order_, values);
+  analyse(code_, table_ranges_.data(), domain, measured_.order, values);
   const Interval result = values[program_.steps.size() - 1].i;
   return tile_of(result.hi == 0, result.lo == 1);
 }

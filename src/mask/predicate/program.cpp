@@ -193,4 +193,38 @@ Program without_unused(const Program& program) {
   return out;
 }
 
+Measured measured_steps(const Program& program, std::size_t limit) {
+  const std::vector<Step>& steps = program.steps;
+  const i32 n = static_cast<i32>(steps.size());
+  auto one_sided = [&](i32 s) {
+    return steps[s].stage == Stage::kRow || steps[s].stage == Stage::kKey;
+  };
+  std::vector<bool> reads(n), outermost(n), needed(n);
+  outermost[n - 1] = needed[n - 1] = true;
+  for (i32 s = 0; s < n; ++s) {
+    reads[s] = one_sided(s) && steps[s].op == Op::kLoad;
+    for (int a = 0; a < steps[s].num_args; ++a) {
+      const i32 arg = steps[s].args[a];
+      if (one_sided(s)) {
+        reads[s] = reads[s] || reads[arg];
+      } else {
+        outermost[arg] = true;
+      }
+    }
+  }
+  Measured found;
+  for (i32 s = n - 1; s >= 0; --s) {
+    if (!needed[s]) continue;
+    std::vector<i32>& list = steps[s].stage == Stage::kRow ? found.rows : found.keys;
+    if (reads[s] && outermost[s] && list.size() < limit) {
+      list.push_back(s);
+      continue;
+    }
+    found.order.push_back(s);
+    for (int a = 0; a < steps[s].num_args; ++a) needed[steps[s].args[a]] = true;
+  }
+  std::reverse(found.order.begin(), found.order.end());
+  return found;
+}
+
 }  // namespace jali::predicate

@@ -90,6 +90,15 @@ Program parse(const std::int64_t* code, std::int64_t size);
 template <class SameConst>
 Program compact(const Program& program, SameConst same_const);
 
+/// Measured steps are the largest values of the row (of the key) alone that read a table with it: a
+/// block of rows stores their ranges, found by evaluating them once per row, which no analysis could
+/// better. `order` lists the other steps that a class depends on.
+struct Measured {
+  std::vector<i32> rows, keys, order;
+};
+/// At most `limit` per side; the rest is left to analysis.
+Measured measured_steps(const Program& program, std::size_t limit);
+
 bool equal_steps(const Step& a, const Step& b);
 Program without_unused(const Program& program);
 

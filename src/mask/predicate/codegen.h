@@ -1,0 +1,20 @@
+// Prints a predicate as a leaf: a struct with the interface of mask/leaf.h, for a kernel that is
+// compiled for it.
+#pragma once
+
+#include <string>
+
+#include "mask/predicate/program.h"
+
+namespace jali::predicate {
+
+/// The struct `name`, to stand in namespace jali::predicate behind #include
+/// "mask/predicate/generated.h". It depends on the structure alone. Its members are
+///   Scalar offset                  the row offset, like a leaf's field
+///   c<n>                           literal n: Int, bool or float
+///   t<n>, range<n>                 table n (TableOf<T, rank>) and what it can hold: an Interval, or
+///                                  a FloatInterval
+/// wide: integers in 64 bits; the caller proves that 32 are enough, or asks for it.
+std::string generate(const Program& program, const std::string& name, bool wide);
+
+}  // namespace jali::predicate
