@@ -42,9 +42,8 @@ def _integer(op: str, name: str, hint: str) -> Callable[..., Value]:
         if x.type == FLOAT:
             raise NotImplementedError(f"predicate: `{name}` of floats. {hint}")
         divisor = trace.nodes[y.at]
-        if op in ("floor_div", "mod") and divisor[0] == "const" and (
-            type(divisor[1]) is int and divisor[1] == 0
-        ):
+        by_zero = divisor[0] == "const" and type(divisor[1]) is int and divisor[1] == 0
+        if by_zero and op in ("floor_div", "mod"):
             raise ZeroDivisionError(f"predicate: `{name}` by the constant 0.")
         return trace.emit(INT, op, x.at, y.at)
 

@@ -1,13 +1,12 @@
 // Generated predicates: tests/mask/predicate_generated.h holds what the generator prints for the
 // programs below. It must be current (JALI_UPDATE=1 rewrites it), and must mean what they mean.
-#include "mask/predicate/codegen.h"
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
 #include "check.h"
+#include "mask/predicate/codegen.h"
 #include "predicate_generated.h"
 #include "predicate_programs.h"
 
@@ -94,7 +93,8 @@ Assembler scores() {
   const int most = a.binary(Op::kMax, least, a.emit(Type::kFloat, Op::kAbs, {x}));
   const int cut = a.emit(Type::kInt, Op::kToInt, {a.binary(Op::kSub, most, x)});
   const int above = a.binary(Op::kLt, y, x);
-  const int chosen = a.emit(Type::kInt, Op::kWhere, {above, cut, a.emit(Type::kInt, Op::kNeg, {k})});
+  const int chosen =
+      a.emit(Type::kInt, Op::kWhere, {above, cut, a.emit(Type::kInt, Op::kNeg, {k})});
   const int some = a.binary(Op::kOr, chosen, a.number(5));
   const int others = a.emit(Type::kInt, Op::kNot, {a.binary(Op::kAnd, q, a.number(12))});
   const int bits = a.binary(Op::kXor, some, others);

@@ -90,7 +90,8 @@ inline std::int64_t read_int(const TensorView& t, std::int64_t at) {
 }
 
 /// The meaning, cell by cell, in 64 bits: written for clarity and independent of the interpreter.
-inline bool evaluate(const Assembler& a, std::int64_t b, std::int64_t h, std::int64_t q, std::int64_t k) {
+inline bool evaluate(const Assembler& a, std::int64_t b, std::int64_t h, std::int64_t q,
+                     std::int64_t k) {
   const std::vector<std::int64_t> code = a.leaf_code();
   const Program p = parse(code.data(), static_cast<std::int64_t>(code.size()));
   std::vector<Number> v;
@@ -98,7 +99,7 @@ inline bool evaluate(const Assembler& a, std::int64_t b, std::int64_t h, std::in
   for (const Step& s : p.steps) {
     Number out;
     const Number x = s.num_args > 0 ? v[s.args[0]] : out, y = s.num_args > 1 ? v[s.args[1]] : out,
-                  z = s.num_args > 2 ? v[s.args[2]] : out;
+                 z = s.num_args > 2 ? v[s.args[2]] : out;
     const Type in = s.num_args ? p.steps[s.args[0]].type : s.type;
     const bool floats = in == Type::kFloat, bools = in == Type::kBool;
     __int128 i = x.i, j = y.i;

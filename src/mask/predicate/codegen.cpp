@@ -72,8 +72,8 @@ class Generator {
   /// Whether a value of this stage is handed to visible() in Row (frame and row values) or Col.
   bool handed(i32 s, Stage stage) const {
     if (step(s).op == Op::kConst) return false;  // a member of the struct
-    const bool mine = step(s).stage == stage ||
-                      (stage == Stage::kRow && step(s).stage == Stage::kFrame);
+    const bool mine =
+        step(s).stage == stage || (stage == Stage::kRow && step(s).stage == Stage::kFrame);
     if (!mine) return false;
     for (i32 used : from_cells_) {
       if (used == s) return true;
@@ -92,8 +92,8 @@ class Generator {
       values += (values.empty() ? "" : ", ") + numbered("v", s);
     }
     out_ << "\n  struct " << name << " {\n" << members << "  };\n";
-    line("JALI_HD ", name, rows ? " row" : " col", "([[maybe_unused]] const Frame& f, i32 ", rows ? "i" : "j",
-         ") const {");
+    line("JALI_HD ", name, rows ? " row" : " col", "([[maybe_unused]] const Frame& f, i32 ",
+         rows ? "i" : "j", ") const {");
     compute(stage, "  ");
     line("  return {", values, "};");
     line("}");
