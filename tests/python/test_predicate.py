@@ -431,14 +431,16 @@ PLAIN = {
 
 
 CONSTANTS = st.integers(-40, 40) | st.sampled_from([64, 128, 100_000, 2**31, -(2**40)])
-DIVISORS = st.sampled_from(
-    ["2", "3", "4", "7", "16", "-3", "-4", "100", "q", "k", "h", "by_batch[b,q]"]
-)
-INT_LEAVES = st.sampled_from(
-    ["q", "k", "q", "k", "b", "h", "ids[q]", "ids[k]", "by_batch[b,k]", "by_head[h]"]
-)
-BOOL_LEAVES = st.sampled_from(["flags[q]", "flags[k]", "(k <= q)", "(ids[q] == ids[k])"])
-FLOAT_LEAVES = st.sampled_from(["floats[q]", "floats[k]", "q.float()", "(k - q).float()"])
+
+
+def one_of(texts):
+    return st.sampled_from(texts.split("; "))
+
+
+DIVISORS = one_of("2; 3; 4; 7; 16; -3; -4; 100; q; k; h; by_batch[b, q]")
+INT_LEAVES = one_of("q; k; q; k; b; h; ids[q]; ids[k]; by_batch[b, k]; by_head[h]")
+BOOL_LEAVES = one_of("flags[q]; flags[k]; (k <= q); (ids[q] == ids[k])")
+FLOAT_LEAVES = one_of("floats[q]; floats[k]; q.float(); (k - q).float()")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
