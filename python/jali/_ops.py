@@ -155,9 +155,10 @@ def _mask_tiles_fake(
     tile_keys: int,
     batches: int,
     heads: int,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     rows, keys = (Lq + tile_rows - 1) // tile_rows, (Lk + tile_keys - 1) // tile_keys
-    return torch.empty((batches, heads, rows, keys), dtype=torch.int8, device="cpu")
+    classes = torch.empty((batches, heads, rows, keys), dtype=torch.int8, device="cpu")
+    return classes, torch.empty(3, dtype=torch.int64, device="cpu")
 
 
 # Tensors go through save_for_backward, everything else stays in the options.

@@ -74,10 +74,11 @@ def tiles(
     shape = shape_arguments(mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k)
     try:
         by_batch, by_head = _ops.mask_varies(*shape)
-        classes = _ops.mask_tiles(*shape, rows, keys, B if by_batch else 1, H if by_head else 1)
+        batches, heads = B if by_batch else 1, H if by_head else 1
+        classes, counts = _ops.mask_tiles(*shape, rows, keys, batches, heads)
     except RuntimeError as error:
         raise_as_python(error)
-    empty, partial, full = (int((classes == c).sum()) for c in range(3))
+    empty, partial, full = counts.tolist()
     density = (partial + full) / classes.numel() if classes.numel() else 0.0
     return TileMap(classes, empty, partial, full, density)
 
