@@ -20,16 +20,6 @@ JALI_INLINE void gemm_block(Into into, i64 K, const T* a, i64 a_row, i64 a_k, co
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) acc[r][v] = Vec<T>{};
   }
-  if (into != Into::kNothing) {
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      T factor = into == Into::kScaledSum ? row_scale[r] : T(1);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) {
-        acc[r][v] = factor * load(c + r * ldc + v * kLanes<T>);
-      }
-    }
-  }
   for (i64 k = 0; k < K; ++k) {
     Vec<T> row[kVecs];
 #pragma GCC unroll 8
@@ -43,10 +33,16 @@ JALI_INLINE void gemm_block(Into into, i64 K, const T* a, i64 a_row, i64 a_k, co
     a += a_k;
     b += ldb;
   }
+  // Added last: K terms are summed apart from what earlier products left. One chain over all keys
+  // would lose bits with the length, most where the terms are alike.
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
+    T factor = into == Into::kScaledSum ? row_scale[r] : T(1);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) store(c + r * ldc + v * kLanes<T>, acc[r][v]);
+    for (int v = 0; v < kVecs; ++v) {
+      T* at = c + r * ldc + v * kLanes<T>;
+      store(at, into == Into::kNothing ? acc[r][v] : acc[r][v] + factor * load(at));
+    }
   }
 }
 
