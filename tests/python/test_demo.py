@@ -81,6 +81,14 @@ def test_dynamic_model_starts_as_a_sliding_window():
     torch.testing.assert_close(got, model.head(model.norm(x)), atol=1e-5, rtol=1e-4)
 
 
+def test_all_kinds_start_from_the_same_weights():
+    dense, window, dynamic = (LanguageModel(k).state_dict() for k in KINDS)
+    assert dense.keys() == window.keys() < dynamic.keys()
+    for name, weight in dense.items():
+        assert torch.equal(weight, window[name])
+        assert torch.equal(weight, dynamic[name])
+
+
 def test_dynamic_scores_learn():
     torch.manual_seed(0)
     model = LanguageModel("dynamic", width=32, depth=1, num_heads=2, keep=16)

@@ -24,7 +24,7 @@ def main() -> None:
     seconds = args.seconds or (5 if args.quick else 30)
     print(f"Jali {jali.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     gallery.main(args.out, length=2048 if args.quick else 4096, rounds=3 if args.quick else 5)
-    train.main(seconds, args.out, length=2048 if args.quick else 4096)
+    train.main(seconds, args.out)
     print(f"\nPictures and tables are in {args.out}/. {time.perf_counter() - begin:.0f} s in all.")
 
 
