@@ -9,6 +9,8 @@
 #include <system_error>
 #include <thread>
 
+#include "base/hd.h"
+
 namespace jali {
 namespace {
 
@@ -41,7 +43,7 @@ class Pool {
       job.next = open_;
       open_ = &job;
       generation_.fetch_add(1, std::memory_order_release);
-      if (sleeping_ > 0) wake_.notify_all();
+      for (int n = min_of(sleeping_, threads - 1); n > 0; --n) wake_.notify_one();
     }
     std::exception_ptr error;
     try {
@@ -113,22 +115,19 @@ class Pool {
           job->error = error;
         }
         job->running.fetch_sub(1, std::memory_order_release);  // the job may be gone from here on
-      } else {
-        const unsigned seen = generation_.load(std::memory_order_relaxed);
-        lock.unlock();
-        for (int spins = 0; spins < kSpins; ++spins) {
-          if (generation_.load(std::memory_order_acquire) != seen) break;
-          relax();
-        }
         lock.lock();
-        if (generation_.load(std::memory_order_relaxed) == seen) {
-          ++sleeping_;
-          wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
-          --sleeping_;
-        }
         continue;
       }
+      const unsigned seen = generation_.load(std::memory_order_relaxed);
+      lock.unlock();
+      for (int spins = 0; spins < kSpins; ++spins) {
+        if (generation_.load(std::memory_order_acquire) != seen) break;
+        relax();
+      }
       lock.lock();
+      ++sleeping_;
+      wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
+      --sleeping_;
     }
   }
 
