@@ -184,6 +184,8 @@ def test_report_marks_goals_and_writes_json(tmp_path):
     saved = json.loads((tmp_path / "cpu.json").read_text(encoding="utf-8"))
     assert [r["passed"] for r in saved["results"]] == [True, False, True]
     assert saved["machine"]["torch"] == torch.__version__
+    table = (tmp_path / "cpu.md").read_text(encoding="utf-8")
+    assert "| speed | causal | 1.2 × | ≥ 1.5 ✗ |" in table
 
 
 def test_benchmark_command_runs(tmp_path):

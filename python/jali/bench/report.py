@@ -64,12 +64,20 @@ class Report:
         lines += [f"  ✗ {r.section}, {r.case}: {r.value:.3g} {r.unit} ({r.mark()})" for r in missed]
         return "\n".join(lines)
 
+    def markdown(self) -> str:
+        """All results as one table."""
+        lines = ["| | case | measured | goal |", "|---|---|--:|---|"]
+        for r in self.results:
+            lines.append(f"| {r.section} | {r.case} | {r.value:.3g} {r.unit} | {r.mark()} |")
+        return "\n".join(lines) + "\n"
+
     def save(self, path: Path) -> None:
-        """Writes everything as JSON."""
+        """Writes everything as JSON, and the table beside it as Markdown."""
         path.parent.mkdir(parents=True, exist_ok=True)
         results = [{**asdict(r), "passed": r.passed} for r in self.results]
         body = {"machine": machine(), "results": results, "notes": self.notes}
         path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(self.markdown(), encoding="utf-8")
 
 
 def cpu_flags() -> set[str]:
