@@ -130,19 +130,25 @@ def flex(report: Report, length: int, dim: int, rounds: int) -> None:
     """FlexAttention, compiled, forward, beside Jali on the same masks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    ids = document_ids(length)[0]
-    mods: dict[str, Callable[..., Tensor]] = {
-        "causal": lambda b, h, i, j: j <= i,
-        f"window {WINDOW}": lambda b, h, i, j: (j <= i) & (i - j < WINDOW),
-        f"{NUM_DOCS} documents": lambda b, h, i, j: (j <= i) & (ids[i] == ids[j]),
+    ids = document_ids(length)
+    causal = jali.CausalMask()
+    pairs: dict[str, tuple[jali.Mask, Callable[..., Tensor]]] = {
+        "causal": (causal, lambda b, h, i, j: j <= i),
+        f"window {WINDOW}": (
+            causal & jali.WindowMask.last(WINDOW),
+            lambda b, h, i, j: (j <= i) & (i - j < WINDOW),
+        ),
+        f"{NUM_DOCS} documents": (
+            causal & jali.DocumentMask(ids),
+            lambda b, h, i, j: (j <= i) & (ids[0, i] == ids[0, j]),
+        ),
     }
-    masks = {c.name: c.mask for c in cases(length, "")}
     q, k, v, _ = inputs(length, dim)
     print(f"\nFlexAttention (torch.compile) forward, L{length} D{dim}; times in ms")
     print(f"  {'mask':<13}{'jali':>8}{'flex':>9}{'ratio':>8}   flex: block mask, first call")
     try:
         compiled = torch.compile(flex_attention)
-        for name, mod in mods.items():
+        for name, (mask, mod) in pairs.items():
             begin = time.perf_counter()
             block_mask = create_block_mask(mod, 1, 1, length, length, device="cpu")
             built = time.perf_counter() - begin
@@ -150,7 +156,7 @@ def flex(report: Report, length: int, dim: int, rounds: int) -> None:
                 compiled(q, k, v, block_mask=block_mask)
                 first = time.perf_counter() - begin - built
                 calls = {
-                    "jali": call(partial(jali.attention, mask=masks[name]), (q, k, v)),
+                    "jali": call(partial(jali.attention, mask=mask), (q, k, v)),
                     "flex": call(partial(compiled, block_mask=block_mask), (q, k, v)),
                 }
                 t = interleaved(calls, rounds)
@@ -210,7 +216,8 @@ def overhead(report: Report, rounds: int) -> None:
         tensors = inputs(8, 16, grad=backward, num_heads=1)
         make = train_call if backward else call
         calls = {name: make(function, tensors) for name, function in both.items()}
-        t = interleaved(calls, max(rounds, 9), calls=300, warmups=2)
+        # Short turns: a busy machine then disturbs some of them, not the median.
+        t = interleaved(calls, max(rounds, 51), calls=40, warmups=5)
         name = "forward + backward" if backward else "forward"
         # The promise is about one call; the step through autograd is printed beside it.
         result = report.add(Result("overhead", name, t["jali"] / t["torch"], "×",
