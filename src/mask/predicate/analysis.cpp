@@ -63,10 +63,11 @@ Value input(Interval range, i64 row, i64 key) {
   return of(range.one() ? Affine{1, 0, 0, range.lo} : Affine{1, row, key, 0}, range);
 }
 
-/// An integer result of + - * or unary minus: `exact` holds if nothing wraps.
-Value linear(Interval range, Affine exact, const Domain& domain) {
-  const bool wraps = range.lo == kMinInt && range.hi == kMaxInt;
-  if (wraps || !exact.known) return of(range);
+/// An integer result of + - * or unary minus: `exact` holds if nothing wraps, and says more than
+/// `range` only if the operands share the row or the key.
+Value linear(Interval range, Affine exact, bool shared, const Domain& domain) {
+  if (range.lo == kMinInt && range.hi == kMaxInt) exact.known = 0;  // it may wrap
+  if (!exact.known || !shared) return of(exact, range);
   return of(exact, meet(range, range_of(exact, domain.row, domain.key)));
 }
 
@@ -91,21 +92,21 @@ Value arithmetic(const Step& step, const Value& a, const Value& b, const Domain&
   }
   switch (step.op) {
     case Op::kAdd:
-      return linear(add(a.i, b.i), add(a.affine, b.affine), domain);
+      return linear(add(a.i, b.i), add(a.affine, b.affine), share(a.affine, b.affine), domain);
     case Op::kSub:
-      return linear(sub(a.i, b.i), add(a.affine, scale(b.affine, -1)), domain);
+      return linear(sub(a.i, b.i), sub(a.affine, b.affine), share(a.affine, b.affine), domain);
     case Op::kMul: {
       const Affine exact = b.i.one()   ? scale(a.affine, b.i.lo)
                            : a.i.one() ? scale(b.affine, a.i.lo)
                                        : not_affine();
-      return linear(mul(a.i, b.i), exact, domain);
+      return linear(mul(a.i, b.i), exact, false, domain);
     }
     case Op::kMin:
       return of(minimum(a.i, b.i));
     case Op::kMax:
       return of(maximum(a.i, b.i));
     case Op::kNeg:
-      return linear(negate(a.i), scale(a.affine, -1), domain);
+      return linear(negate(a.i), scale(a.affine, -1), false, domain);
     default:
       return of(absolute(a.i));
   }
@@ -120,8 +121,8 @@ Interval compare(Op op, bool floats, const Value& a, const Value& b, const Domai
   }
   Interval x = a.i, y = b.i;
   // Of two affine values the difference is exact, whatever they share.
-  const Affine difference = add(a.affine, scale(b.affine, -1));
-  if (difference.known) {
+  const Affine difference = sub(a.affine, b.affine);
+  if (difference.known && share(a.affine, b.affine)) {
     const Interval range = range_of(difference, domain.row, domain.key);
     if (range.lo != kMinInt || range.hi != kMaxInt) {
       x = range;
@@ -150,7 +151,7 @@ Interval bitwise(const Step& step, const Interval& a, const Interval& b) {
 
 Value evaluate(const Code& code, const Bound* ranges, const Domain& domain, const Step& step,
                const Value* values) {
-  static const Value kNone;
+  static constexpr Value kNone = {};
   const Value& a = step.num_args > 0 ? values[step.args[0]] : kNone;
   const Value& b = step.num_args > 1 ? values[step.args[1]] : kNone;
   const Value& c = step.num_args > 2 ? values[step.args[2]] : kNone;

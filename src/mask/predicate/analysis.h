@@ -7,11 +7,12 @@
 
 namespace jali::predicate {
 
-/// Everything known of one step while rows and keys run over a block.
+/// Everything known of one step while rows and keys run over a block: i of a bool or int, f of a
+/// float, affine of an int.
 struct Value {
-  Interval i = unbounded();       // bool, int
-  FloatInterval f = any_float();  // float
-  Affine affine = not_affine();   // int
+  Interval i;
+  FloatInterval f;
+  Affine affine;
 };
 
 /// Where b, h, the row (as the function sees it, offset included) and the key run.

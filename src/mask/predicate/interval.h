@@ -28,6 +28,10 @@ JALI_HD bool add_fits(i64 a, i64 b, i64& out) {
   out = add(a, b);
   return ((a ^ out) & (b ^ out)) >= 0;
 }
+JALI_HD bool sub_fits(i64 a, i64 b, i64& out) {
+  out = sub(a, b);
+  return ((a ^ b) & (a ^ out)) >= 0;
+}
 JALI_HD bool mul_fits(i64 a, i64 b, i64& out) {
   out = mul(a, b);
   if (a == static_cast<i32>(a) && b == static_cast<i32>(b)) return true;
@@ -244,6 +248,19 @@ JALI_HD Affine add(Affine a, Affine b) {
     x.known = 0;
   }
   return x;
+}
+JALI_HD Affine sub(Affine a, Affine b) {
+  Affine x = {a.known & b.known, 0, 0, 0};
+  if (!(sub_fits(a.row, b.row, x.row) && sub_fits(a.key, b.key, x.key) &&
+        sub_fits(a.rest, b.rest, x.rest))) {
+    x.known = 0;
+  }
+  return x;
+}
+/// Whether both change with the row, or with the key: only then does it matter that their sum or
+/// difference is known exactly.
+JALI_HD bool share(Affine a, Affine b) {
+  return a.known && b.known && ((a.row && b.row) || (a.key && b.key));
 }
 JALI_HD Affine scale(Affine a, i64 factor) {
   Affine x = {a.known, 0, 0, 0};

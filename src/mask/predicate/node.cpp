@@ -263,7 +263,7 @@ void PredicateNode::lay_out() {
 Tile PredicateNode::classify(const Frame& f, const Block* rows, const Block* keys, bool rows_known,
                              bool keys_known) const {
   constexpr std::size_t kFew = 48;
-  Value few[kFew];
+  Value few[kFew];  // not initialised: a class costs less than that would
   std::vector<Value> many;
   Value* values = few;
   if (program_.steps.size() > kFew) {
