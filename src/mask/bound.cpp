@@ -183,6 +183,7 @@ MaskCursor::MaskCursor(const BoundMask& mask) : mask_(&mask) {
   col_blocks_.resize(mask.leaves().size() * block_words_);
   classes_.resize(mask.nodes().size());
   spans_.resize(mask.nodes().size());
+  own_spans_.resize(mask.leaves().size());
   if (mask.num_batches() > 0) frame_ = mask.frame(0, 0);
 }
 
@@ -271,12 +272,12 @@ Span MaskCursor::key_span() {
   const i32 length = frame_.num_keys;
   if (mask_->trivial()) return {0, length};
   auto closed_form = [&](i32 leaf) {
-    return mask_->leaves()[leaf]->key_span(frame_, block(row_blocks_, leaf));
+    return own_spans_[leaf] = mask_->leaves()[leaf]->key_span(frame_, block(row_blocks_, leaf));
   };
   const Span wide = clipped(combine_spans(closed_form), length);
   if (wide.end - wide.begin <= kShortSpan) return wide;
   return clipped(combine_spans([&](i32 leaf) {
-                   const Span own = closed_form(leaf);
+                   const Span own = own_spans_[leaf];
                    const Summary* summary = mask_->summary(leaf);
                    const BlockPyramid* keys = summary ? summary->keys(frame_.b, frame_.h) : nullptr;
                    if (!keys) return own;
@@ -290,12 +291,12 @@ Span MaskCursor::row_span() {
   const i32 length = frame_.num_rows;
   if (mask_->trivial()) return {0, length};
   auto closed_form = [&](i32 leaf) {
-    return mask_->leaves()[leaf]->row_span(frame_, block(col_blocks_, leaf));
+    return own_spans_[leaf] = mask_->leaves()[leaf]->row_span(frame_, block(col_blocks_, leaf));
   };
   const Span wide = clipped(combine_spans(closed_form), length);
   if (wide.end - wide.begin <= kShortSpan) return wide;
   return clipped(combine_spans([&](i32 leaf) {
-                   const Span own = closed_form(leaf);
+                   const Span own = own_spans_[leaf];
                    const Summary* summary = mask_->summary(leaf);
                    const BlockPyramid* rows = summary ? summary->rows(frame_.b, frame_.h) : nullptr;
                    if (!rows) return own;

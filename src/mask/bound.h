@@ -100,6 +100,7 @@ class MaskCursor {
   std::vector<u64> row_blocks_, col_blocks_;  // one slot per leaf
   std::vector<Tile> classes_;                 // per node, of the fixed tile
   std::vector<Span> spans_;                   // per node
+  std::vector<Span> own_spans_;               // per leaf, in closed form
   std::vector<std::vector<u64>> scratch_;     // per depth of the tree, for fill
   std::vector<u64> cells_;                    // a few rows, for exact_class
 };
