@@ -176,10 +176,10 @@ def main(
     num_docs, threads = int(data.ids.max()) + 1, torch.get_num_threads()
     print(
         f"\nEight masks on {length} bytes of text, {num_docs} documents packed into one sequence.\n"
-        "Above each: its visible cells and skipped tiles of 128 × 128; █ full, ░▒▓ partial, · empty.\n"
-        f"Below: the time of a forward pass, fp32, {heads} heads of {width}, {threads} threads, median "
-        f"of {rounds};\nthat of torch's scaled_dot_product_attention with the same mask as a dense "
-        "tensor; the error\nagainst fp64.\n"
+        "Above each: visible cells and skipped tiles of 128 × 128; █ full, ░▒▓ partial, · empty.\n"
+        f"Below: the time of a forward pass (fp32, {heads} heads of {width}, {threads} threads, "
+        f"median of {rounds}),\nthat of torch's scaled_dot_product_attention with the same mask as "
+        "a dense tensor, and the\nerror against fp64.\n"
     )
     rows, blocks, pictures = [], [], []
     out.mkdir(parents=True, exist_ok=True)
