@@ -368,6 +368,39 @@ TEST(intervals_that_overflow_are_unbounded) {
   }
 }
 
+// Pairs of small sets of floats, with NaN and infinities: every result lies in the range of results.
+TEST(float_intervals_hold_every_value) {
+  const float all[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 1.0f, -2.5f, 3e38f, -3e38f, 0.1f};
+  constexpr int kCount = sizeof all / sizeof *all;
+  auto holds = [](FloatInterval r, float x) {
+    return x != x ? r.nan != 0 : r.lo <= x && x <= r.hi;
+  };
+  auto range = [&](int x, int y) { return settled(widen(widen(no_float(), all[x]), all[y])); };
+  for (int n = 0; n < kCount * kCount * kCount * kCount; ++n) {
+    const int x0 = n % kCount, x1 = n / kCount % kCount, y0 = n / kCount / kCount % kCount,
+              y1 = n / kCount / kCount / kCount;
+    const FloatInterval a = range(x0, x1), b = range(y0, y1);
+    bool ok = true;
+    for (float x : {all[x0], all[x1]}) {
+      for (float y : {all[y0], all[y1]}) {
+        ok &= holds(predicate::add(a, b), x + y) && holds(predicate::sub(a, b), x - y);
+        ok &= holds(predicate::mul(a, b), x * y);
+        ok &= holds(predicate::minimum(a, b), predicate::minimum(x, y));
+        ok &= holds(predicate::maximum(a, b), predicate::maximum(x, y));
+        ok &= holds(predicate::negate(a), -x) && holds(predicate::absolute(a), std::fabs(x));
+        ok &= holds(choose(maybe(), a, b), x) && holds(choose(maybe(), a, b), y);
+        ok &= less(a, b).has(x < y) && less_equal(a, b).has(x <= y);
+        ok &= equal(a, b).has(x == y) && differ(a, b).has(x != y) && nonzero(a).has(x != 0);
+        ok &= int_of(a).has(to_int<i64>(x));
+      }
+    }
+    if (!CHECK(ok)) {
+      std::printf("values %g, %g and %g, %g\n", all[x0], all[x1], all[y0], all[y1]);
+      return;
+    }
+  }
+}
+
 // ---- Exactness on the masks that people write. ----
 
 /// The share of aligned tiles whose class is exact.
