@@ -1,6 +1,10 @@
 // Memory of a call: aligned buffers, and scratch that each thread keeps for its next call.
 #pragma once
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
@@ -26,8 +30,16 @@ class Buffer {
   Buffer() = default;
   explicit Buffer(i64 n) {
     if (n == 0) return;
-    memory_.reset(static_cast<T*>(std::aligned_alloc(kAlignment, aligned_bytes(n * sizeof(T)))));
+    // PERF: huge pages where they pay: a call that packs 24 MB spent a tenth of it on page faults.
+    constexpr std::size_t kHugePage = 2 << 20;
+    const bool huge = n * sizeof(T) >= 2 * kHugePage;
+    const std::size_t alignment = huge ? kHugePage : kAlignment;
+    const std::size_t bytes = (n * sizeof(T) + alignment - 1) / alignment * alignment;
+    memory_.reset(static_cast<T*>(std::aligned_alloc(alignment, bytes)));
     if (!memory_) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+    if (huge) madvise(memory_.get(), bytes, MADV_HUGEPAGE);  // a hint, may fail
+#endif
   }
   T* get() const { return memory_.get(); }
 
