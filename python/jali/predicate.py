@@ -199,6 +199,10 @@ class PredicateMask(Mask):
     from 0 in it). They are read when the mask is used: a change in place is seen (unless the
     dtype had to be converted).
 
+    In a function under torch.compile, take the mask as an argument: new literals, widths and tables
+    then recompile nothing. Made inside of it, the mask may use ints that never change; Dynamo
+    cannot compare a traced value with a changing one.
+
     Raises TypeError or NotImplementedError, naming the operation and the way to write it, for
     what cannot be traced: Python's `if`, `and`, `or`, `not` on traced values, loops that depend on
     them, `/`, whole tensors.
