@@ -56,6 +56,11 @@ def prepare(
     cu_seqlens_k: Tensor | None = None,
 ) -> Options:
     """The operators' arguments behind q, k and v. q and k are in the layout of the operators."""
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor)):
+        raise TypeError(
+            f"q and k must be tensors, got {type(q).__name__} and {type(k).__name__}; "
+            "convert them with torch.as_tensor"
+        )
     if q.is_cuda:
         raise NotImplementedError(
             "not yet: Jali's GPU backend has not landed; move q, k, v and the mask to the CPU "

@@ -56,8 +56,14 @@ def _empty_in_order(shape: Sequence[int], like: Tensor) -> Tensor:
     return like.new_empty_strided(shape, strides)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, varlen: bool) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
     """What tracing must know to name the outputs' shapes; the operator checks everything."""
+    varlen = options.cu_seqlens_q is not None
+    for name, x in (("k", k), ("v", v), *zip(Options._fields[:4], options[:4])):
+        if x is not None and x.device != q.device:
+            raise TypeError(
+                f"{name} is on device {x.device} but q on {q.device}; move them to one device"
+            )
     rank, heads, layout = (3, 1, "[tokens, heads, D]") if varlen else (4, 1, "[B, heads, L, D]")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != rank:
@@ -74,8 +80,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, varlen: bool) -> None:
 
 @torch.library.register_fake("jali::attention_forward")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    varlen = Options(*args).cu_seqlens_q is not None
-    _check(q, k, v, varlen)
+    options = Options(*args)
+    _check(q, k, v, options)
+    varlen = options.cu_seqlens_q is not None
     out = _empty_in_order((*q.shape[:-1], v.shape[-1]), q)
     rows = (q.shape[1], q.shape[0]) if varlen else q.shape[:-1]
     dtype = q.dtype if q.dtype == torch.float64 else torch.float32

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _ops
 from ._call import Plan, as_mask, prepare
@@ -216,6 +217,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, options: _ops.Options) -> tuple[Tensor,
     """Calls the operator; without the cost of autograd's wrapper where no gradient is needed."""
     if torch.compiler.is_compiling():
         return _ops.forward(q, k, v, *options)
+    if forward_ad._current_level >= 0:
+        _no_tangents(q, k, v, *options[:4])
     try:
         if torch.is_grad_enabled() and _needs_gradient(q, k, v, options):
             return _ops.forward(q, k, v, *options)
@@ -223,6 +226,15 @@ def run(q: Tensor, k: Tensor, v: Tensor, options: _ops.Options) -> tuple[Tensor,
             return _ops.forward(q, k, v, *options)
     except RuntimeError as error:
         raise_as_python(error)
+
+
+def _no_tangents(*inputs: Tensor | None) -> None:
+    """Forward-mode differentiation would give zeros without a word."""
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+        raise NotImplementedError(
+            "jali.attention has no forward-mode derivative (jvp); use reverse mode, or "
+            "jali.reference.attention"
+        )
 
 
 def _needs_gradient(q: Tensor, k: Tensor, v: Tensor, options: _ops.Options) -> bool:

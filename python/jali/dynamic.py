@@ -185,6 +185,12 @@ class TokenIndexMask(DerivedMask):
                     f"TokenIndexMask: indices reach from {low} to {high}; expected keys from 0 to "
                     f"Lk - 1 = {ctx.Lk - 1}, or -1 for none"
                 )
+        blocks = -(-ctx.Lq // self.block)
+        if ctx.cu_seqlens_q is None and self.indices.shape[-2] < blocks:
+            raise ValueError(
+                f"TokenIndexMask: indices has {self.indices.shape[-2]} lists; expected "
+                f"ceil(Lq / block) = {blocks}"
+            )
         # Ascending, with -1 in front; then each new key of a list moves to its place, and all
         # else to a place behind the end.
         keys = self.indices.sort(-1).values
