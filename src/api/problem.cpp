@@ -118,6 +118,7 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
   p.seed = static_cast<u64>(options.seed);
   p.deterministic = options.deterministic;
   p.num_threads = options.num_threads;
+  p.device = q.device;
   p.device_index = q.device_index;
   p.q = tokens_view("q", q, p.Hq, p.varlen ? p.Tq : p.Lq, p.D, p.dtype);
   p.k = tokens_view("k", k, p.Hkv, p.varlen ? p.Tk : p.Lk, p.D, p.dtype);

@@ -10,6 +10,9 @@ class CpuBackend : public Backend {
   const char* name() const override { return "cpu"; }
   DeviceType device() const override { return DeviceType::kCPU; }
   Fit fits(const AttentionProblem& p) const override {
+    if (p.device != DeviceType::kCPU) {
+      return {false, 0, "the tensors are in GPU memory, it needs CPU memory: move them there"};
+    }
     // The rate of one core; only its order of magnitude matters.
     constexpr double kFlops = 1e11;
     return {true, 2.0 * p.B * p.Hq * p.Lq * p.Lk * (p.D + p.Dv) / kFlops, ""};

@@ -3,6 +3,7 @@
 #include <jali/jali.h>
 
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "check.h"
@@ -230,25 +231,49 @@ bool compare(const Problem& p, const char* what, const Array& got, const Array& 
       p.text + ": " + what + " is off by " + check::show(worst) + " of " + check::show(largest));
 }
 
+/// Output, lse and all gradients against the truth.
+bool check_problem(const Problem& p, double tolerance) {
+  Results got = run(p), want = allocate(p, true);
+  attention_truth(p.q.view, p.k.view, p.v.view, p.mask, p.options, want.out.view, want.lse.view,
+                  p.dout.view, p.dlse.view, want.grads());
+  bool ok = compare(p, "out", got.out, want.out, tolerance);
+  ok &= compare(p, "lse", got.lse, want.lse, tolerance);
+  ok &= compare(p, "dq", got.dq, want.dq, tolerance);
+  ok &= compare(p, "dk", got.dk, want.dk, tolerance);
+  ok &= compare(p, "dv", got.dv, want.dv, tolerance);
+  // Sums over many cells whose true value may be 0, stored in the bias's own dtype.
+  const double of_sums = std::max(16 * tolerance, 1e-6);
+  ok &= compare(p, "dbias", got.dbias, want.dbias, of_sums);
+  ok &= compare(p, "dkey_bias", got.dkey_bias, want.dkey_bias, of_sums);
+  ok &= compare(p, "dsinks", got.dsinks, want.dsinks, of_sums);
+  return ok;
+}
+
 void check_random(DType dtype, int cases, double tolerance) {
   for (int n = 0; n < cases; ++n) {
-    const Problem p = random_problem(dtype);
-    Results got = run(p), want = allocate(p, true);
-    attention_truth(p.q.view, p.k.view, p.v.view, p.mask, p.options, want.out.view, want.lse.view,
-                    p.dout.view, p.dlse.view, want.grads());
-    bool ok = compare(p, "out", got.out, want.out, tolerance);
-    // lse itself is fp32 even for 16-bit inputs, but its scores come from rounded ones either way.
-    ok &= compare(p, "lse", got.lse, want.lse, tolerance);
-    ok &= compare(p, "dq", got.dq, want.dq, tolerance);
-    ok &= compare(p, "dk", got.dk, want.dk, tolerance);
-    ok &= compare(p, "dv", got.dv, want.dv, tolerance);
-    // Sums over many cells whose true value may be 0, stored in the bias's own dtype.
-    const double of_sums = std::max(16 * tolerance, 1e-6);
-    ok &= compare(p, "dbias", got.dbias, want.dbias, of_sums);
-    ok &= compare(p, "dkey_bias", got.dkey_bias, want.dkey_bias, of_sums);
-    ok &= compare(p, "dsinks", got.dsinks, want.dsinks, of_sums);
-    if (!ok) return;
+    if (!check_problem(random_problem(dtype), tolerance)) return;
   }
+}
+
+/// One sequence, no option.
+Problem plain_problem(DType dtype, int Hq, int Hkv, int Lq, int Lk, int D, int Dv) {
+  Problem p;
+  p.dtype = dtype;
+  p.B = 1;
+  p.Hq = Hq;
+  p.Hkv = Hkv;
+  p.Lq = Lq;
+  p.Lk = Lk;
+  p.D = D;
+  p.Dv = Dv;
+  p.q = random(dtype, {1, Hq, Lq, D});
+  p.k = random(dtype, {1, Hkv, Lk, D});
+  p.v = random(dtype, {1, Hkv, Lk, Dv});
+  p.dout = random(dtype, {1, Hq, Lq, Dv});
+  std::ostringstream text;
+  text << "Hq" << Hq << " Hkv" << Hkv << " Lq" << Lq << " Lk" << Lk << " D" << D << " Dv" << Dv;
+  p.text = text.str();
+  return p;
 }
 
 }  // namespace
@@ -280,20 +305,109 @@ TEST(same_bits_for_any_number_of_threads) {
   }
 }
 
+TEST(wide_heads) {
+  for (DType dtype : {DType::kF32, DType::kF64}) {
+    for (auto [D, Dv] : {std::pair{129, 256}, {1024, 1024}, {1024, 1}, {1, 1000}}) {
+      Problem p = plain_problem(dtype, 2, 1, 70, 140, D, Dv);
+      p.mask = causal();
+      check_problem(p, dtype == DType::kF32 ? 4e-6 : 1e-12);
+    }
+  }
+}
+
+TEST(long_sequences) {
+  for (int L : {513, 1100}) {
+    Problem p = plain_problem(DType::kF32, 2, 2, L, L, 16, 16);
+    for (const Mask& mask : {Mask(), causal(), window(100, 0), ~causal()}) {
+      for (int threads : {1, 3}) {
+        p.mask = mask;
+        p.options.num_threads = threads;
+        check_problem(p, 4e-6);
+      }
+    }
+  }
+}
+
+TEST(any_strides) {
+  // The same numbers as [B, L, H, D] and with gaps between rows.
+  Problem p = plain_problem(DType::kF32, 2, 2, 90, 90, 32, 32);
+  const Results want = run(p);
+  for (int gap : {0, 5}) {
+    const std::int64_t L = 90, H = 2, D = 32, width = D + gap;
+    std::vector<Array> arrays;
+    auto strided = [&](const Array& from) {
+      arrays.push_back(Array(DType::kF32, {L, H, width}, 777));
+      Array& to = arrays.back();
+      TensorView view = to.view;
+      view.rank = 4;
+      const std::int64_t shape[] = {1, H, L, D}, stride[] = {0, width, H * width, 1};
+      for (int d = 0; d < 4; ++d) view.shape[d] = shape[d], view.stride[d] = stride[d];
+      for (std::int64_t n = 0; n < H * L * D; ++n) {
+        to.set((n / D % L) * H * width + n / D / L * width + n % D, from.get(n));
+      }
+      return view;
+    };
+    const TensorView q = strided(p.q), k = strided(p.k), v = strided(p.v), dout = strided(p.dout);
+    const Array zero = zeros_like(p.q, DType::kF32);
+    const TensorView out = strided(zero), dq = strided(zero), dk = strided(zero),
+                     dv = strided(zero);
+    Array lse(DType::kF32, {1, 2, 90});
+    AttentionGrads grads;
+    grads.dq = dq, grads.dk = dk, grads.dv = dv;
+    attention_forward(q, k, v, p.mask, p.options, out, lse.view);
+    attention_backward(q, k, v, out, lse.view, dout, {}, p.mask, p.options, grads);
+    const TensorView* got[] = {&out, &dq, &dk, &dv};
+    const Array* wanted[] = {&want.out, &want.dq, &want.dk, &want.dv};
+    for (int t = 0; t < 4; ++t) {
+      double worst = 0;
+      const float* at = static_cast<const float*>(got[t]->data);
+      for (std::int64_t n = 0; n < H * L * D; ++n) {
+        const float x = at[(n / D % L) * H * width + n / D / L * width + n % D];
+        worst = std::max(worst, std::abs(x - wanted[t]->get(n)));
+      }
+      CHECK_EQ(worst, 0.0);
+      if (gap > 0) CHECK_EQ(at[D], 777.f);  // nothing written between rows
+    }
+  }
+}
+
+TEST(rows_of_minus_infinity) {
+  // Row 1 has only -inf scores, row 2 only the lowest finite ones: an even mean, as in torch.
+  Problem p = plain_problem(DType::kF32, 1, 1, 20, 20, 16, 16);
+  p.bias = Array(DType::kF32, {1, 1, 20, 20}, 0);
+  for (int j = 0; j < 20; ++j) {
+    p.bias.set(20 + j, -INFINITY);
+    p.bias.set(40 + j, std::numeric_limits<float>::lowest());
+  }
+  p.options.bias = p.bias.view;
+  const Results r = run(p);
+  CHECK_EQ(r.lse.get(1), -INFINITY);
+  for (int d = 0; d < 16; ++d) {
+    double mean = 0;
+    for (int j = 0; j < 20; ++j) mean += p.v.get(j * 16 + d) / 20;
+    CHECK_EQ(r.out.get(16 + d), 0.0);
+    CHECK_EQ(r.dq.get(16 + d), 0.0);
+    CHECK_NEAR(r.out.get(32 + d), mean, 1e-6);
+  }
+  for (const Array* grad : {&r.dq, &r.dk, &r.dv}) {
+    for (int n = 0; n < 20 * 16; ++n) CHECK(std::isfinite(grad->get(n)));
+  }
+}
+
+TEST(infinite_and_nan_scores) {
+  Problem p = plain_problem(DType::kF32, 1, 1, 30, 30, 16, 16);
+  p.q.set(3 * 16, INFINITY);
+  p.q.set(7 * 16, NAN);
+  p.k.set(2 * 16, 1), p.k.set(4 * 16, -1);
+  const Results r = run(p);
+  for (int i = 0; i < 30; ++i) CHECK_EQ(std::isnan(r.out.get(i * 16)), i == 3 || i == 7);
+}
+
 TEST(invisible_keys_do_not_leak) {
-  // Key 5 is NaN throughout and hidden from rows 0..4 only by the causal mask: they stay finite,
-  // and so do the gradients of keys 0..4 of what rows 5.. do not reach.
+  // Key 5 is NaN throughout, and hidden from rows 0..4 by the causal mask: they stay finite.
   for (DType dtype : {DType::kF32, DType::kF64}) {
     const int L = 40, D = 16;
-    Problem p;
-    p.dtype = dtype;
-    p.B = p.Hq = p.Hkv = 1;
-    p.Lq = p.Lk = L;
-    p.D = p.Dv = D;
-    p.q = random(dtype, {1, 1, L, D});
-    p.k = random(dtype, {1, 1, L, D});
-    p.v = random(dtype, {1, 1, L, D});
-    p.dout = random(dtype, {1, 1, L, D});
+    Problem p = plain_problem(dtype, 1, 1, L, L, D, D);
     for (int d = 0; d < D; ++d) p.k.set(5 * D + d, NAN), p.v.set(5 * D + d, NAN);
     p.mask = causal();
     Results r = run(p);
