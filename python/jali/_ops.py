@@ -18,6 +18,7 @@ from . import _library  # noqa: F401  (loads the operators)
 _ops = torch.ops.jali
 forward = _ops.attention_forward.default
 backward = _ops.attention_backward.default
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
 
 
 class Options(NamedTuple):
@@ -192,7 +193,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.options = options._replace(**rest)
 
 
-def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> list[Any]:
+    """One entry per input of the operator."""
     q, k, v, out, lse, *saved = ctx.saved_tensors
     tables = saved[len(_SAVED) :] or None
     options = ctx.options._replace(**dict(zip(_SAVED, saved)), tables=tables)
@@ -205,8 +207,57 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, 
     grads[:_FIRST] = given[:3]
     for place, grad, wanted in zip(places, given[3:], needed, strict=True):
         grads[place] = grad if wanted else None
-    grads[_FIRST + Options._fields.index("tables")] = tables and [None] * len(tables)
+    return grads
+
+
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    grads = _gradients(ctx, dout, dlse)
+    tables = len(ctx.saved_tensors) - _FIRST - 2 - len(_SAVED)
+    grads[_FIRST + Options._fields.index("tables")] = [None] * tables if tables else None
     return tuple(grads)
+
+
+class _Attention(torch.autograd.Function):
+    """The operator and its gradient in eager mode.
+
+    PERF: what register_autograd makes costs 170 us a forward and backward, this 40.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        with _BelowAutograd():
+            output = forward(*inputs)
+        _setup(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        if torch.is_grad_enabled():  # create_graph: the operator refuses a second derivative
+            return tuple(_gradients(ctx, dout, dlse))
+        with _BelowAutograd():
+            return tuple(_gradients(ctx, dout, dlse))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """(out, lse), at the least cost of PyTorch's wrappers: none where no gradient is needed."""
+    if torch.compiler.is_compiling():
+        return forward(q, k, v, *options)
+    if torch.is_grad_enabled() and _needs_gradient(q, k, v, options):
+        return _Attention.apply(q, k, v, *options)
+    with _BelowAutograd():
+        return forward(q, k, v, *options)
+
+
+def _needs_gradient(q: Tensor, k: Tensor, v: Tensor, options: Options) -> bool:
+    bias, key_bias, _, sinks = options[:4]
+    return (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (key_bias is not None and key_bias.requires_grad)
+        or (sinks is not None and sinks.requires_grad)
+    )
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:

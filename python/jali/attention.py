@@ -18,8 +18,6 @@ from ._mask import CallContext
 #: What `mask=` takes: a Mask, a Plan, a tensor as for scaled_dot_product_attention, a mask_mod.
 MaskLike = Any
 
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd
-
 
 def attention(
     q: Tensor,
@@ -214,16 +212,11 @@ def attention_varlen(
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, options: _ops.Options) -> tuple[Tensor, Tensor]:
-    """Calls the operator; without the cost of autograd's wrapper where no gradient is needed."""
-    if torch.compiler.is_compiling():
-        return _ops.forward(q, k, v, *options)
+    """Calls the operator; its errors become Python's."""
     if forward_ad._current_level >= 0:
         _no_tangents(q, k, v, *options[:4])
     try:
-        if torch.is_grad_enabled() and _needs_gradient(q, k, v, options):
-            return _ops.forward(q, k, v, *options)
-        with _BelowAutograd():
-            return _ops.forward(q, k, v, *options)
+        return _ops.attention(q, k, v, options)
     except RuntimeError as error:
         raise_as_python(error)
 
@@ -235,18 +228,6 @@ def _no_tangents(*inputs: Tensor | None) -> None:
             "jali.attention has no forward-mode derivative (jvp); use reverse mode, or "
             "jali.reference.attention"
         )
-
-
-def _needs_gradient(q: Tensor, k: Tensor, v: Tensor, options: _ops.Options) -> bool:
-    bias, key_bias, _, sinks = options[:4]
-    return (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (key_bias is not None and key_bias.requires_grad)
-        or (sinks is not None and sinks.requires_grad)
-    )
 
 
 @torch.no_grad()

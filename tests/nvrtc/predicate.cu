@@ -17,10 +17,10 @@ __device__ __forceinline__ void evaluate(const M& mask, Frame f, u8* cells, u8* 
   }
 }
 
-#define PROBE(name, ...)                                                             \
-  extern "C" __global__ void name(const __grid_constant__ __VA_ARGS__ mask, Frame f, \
-                                  u8* cells, u8* classes) {                          \
-    evaluate(mask, f, cells, classes);                                               \
+#define PROBE(name, ...)                                                                        \
+  extern "C" __global__ void name(const __grid_constant__ __VA_ARGS__ mask, Frame f, u8* cells, \
+                                  u8* classes) {                                                \
+    evaluate(mask, f, cells, classes);                                                          \
   }
 PROBE(documents, predicate::Documents)
 PROBE(neighborhood, predicate::Neighborhood)
