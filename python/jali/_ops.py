@@ -224,14 +224,14 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         with _BelowAutograd():
             output = forward(*inputs)
         _setup(ctx, inputs, output)
         return output
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():  # create_graph: the operator refuses a second derivative
             return tuple(_gradients(ctx, dout, dlse))
         with _BelowAutograd():
