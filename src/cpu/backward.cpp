@@ -1,11 +1,11 @@
 // The backward on the CPU, bitwise the same for any number of threads.
 //
-// A task is one key tile of a group of heads: it walks the group's heads in order, and for each the
-// row tiles that reach its keys. dK and dV of the tile are summed in the worker's scratch and
+// A task is a few neighbouring key tiles of a group of heads: it walks the group's heads in order,
+// and for each the row tiles that reach its keys. dK and dV are summed in the worker's scratch and
 // written once. dQ is summed in memory over the key tiles in ascending order: before a task adds to
-// a row tile, all earlier key tiles of its group must have passed it. Tasks are handed out in
-// ascending order, so whom a task waits for is done or at work: no deadlock. Neighbouring tasks
-// belong to different groups, so that waiting is rare.
+// a row tile, all earlier tasks of its group must have passed it. Tasks of a group are handed out
+// in ascending order, so whom a task waits for is done or at work: no deadlock. As many groups are
+// under way as there are threads, so that waiting is rare.
 //
 // A group is the query heads of one head of K; where heads or sequences share a bias gradient that
 // is summed cell by cell, all that share it. Gradients of biases over keys or rows alone are summed
@@ -25,11 +25,11 @@ namespace {
 class Progress {
  public:
   static constexpr i64 kDone = i64{1} << 62;
-  Progress(i64 num_groups, i64 tiles) : tiles_(tiles), at_(num_groups * tiles), low_(num_groups) {}
+  Progress(i64 num_groups, i64 tasks) : tasks_(tasks), at_(num_groups * tasks), low_(num_groups) {}
 
-  /// Waits until key tiles 0 .. n - 1 of the group have passed a position of the walk.
+  /// Waits until tasks 0 .. n - 1 of the group have passed a position of the walk.
   void wait(i64 group, i64 n, i64 position) {
-    const std::atomic<i64>* at = &at_[group * tiles_];
+    const std::atomic<i64>* at = &at_[group * tasks_];
     // Only ever set to what has been true: all below are done.
     i64 low = low_[group].load(std::memory_order_acquire);
     while (low < n && at[low].load(std::memory_order_acquire) == kDone) ++low;
@@ -42,12 +42,12 @@ class Progress {
   }
   /// Positions up to this one are passed.
   void pass(i64 group, i64 n, i64 position) {
-    at_[group * tiles_ + n].store(position + 1, std::memory_order_release);
+    at_[group * tasks_ + n].store(position + 1, std::memory_order_release);
   }
-  void done(i64 group, i64 n) { at_[group * tiles_ + n].store(kDone, std::memory_order_release); }
+  void done(i64 group, i64 n) { at_[group * tasks_ + n].store(kDone, std::memory_order_release); }
 
  private:
-  i64 tiles_;
+  i64 tasks_;  // of a group
   std::vector<std::atomic<i64>> at_, low_;
 };
 
@@ -214,7 +214,11 @@ class Backward {
       worker.rules.set_head(b, h);
       worker.rules.set_keys(j0, keys);
       const Span rows = worker.rules.row_span();
-      for (i32 r = rows.begin / kTileRows; r * kTileRows < rows.end; ++r) {
+      const i32 end = ceil_div(rows.end, kTileRows);
+      for (i32 r = rows.begin / kTileRows; r < end; ++r) {
+        worker.rules.set_keys(j0, keys);
+        r = worker.rules.next_row_tile(r, end);
+        if (r == end) break;
         walk_keys(worker, f, h, r, j0, keys,
                   [&] { progress_.wait(group, n, walked * ceil_div(p_.Lq, kTileRows) + r); });
         progress_.pass(group, n, walked * ceil_div(p_.Lq, kTileRows) + r);

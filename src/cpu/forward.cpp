@@ -207,7 +207,14 @@ void forward_tiled(const Call<T>& call, const HeadView& out, const HeadView& lse
           tiles[r].begin(task.b, task.h, task.i0 + r * kTileRows, false);
         }
         const Frame f = tiles[0].rules().frame();
-        for (i32 j = task.keys.begin / kTileKeys; j * kTileKeys < task.keys.end; ++j) {
+        const i32 end = ceil_div(task.keys.end, kTileKeys);
+        for (i32 j = task.keys.begin / kTileKeys; j < end; ++j) {
+          i32 next = end;
+          for (i32 r = 0; r < num_tiles; ++r) {
+            next = min_of(next, tiles[r].rules().next_key_tile(j, end));
+          }
+          j = next;
+          if (j == end) break;
           const i32 keys = min_of(kTileKeys, f.num_keys - j * kTileKeys);
           for (i32 r = 0; r < num_tiles; ++r) {
             if (!tiles[r].look(j * kTileKeys, keys)) continue;
@@ -270,7 +277,13 @@ void forward_direct(const Call<T>& call, const HeadView& out, const HeadView& ls
           if (keys.end <= keys.begin) continue;
           reach = {min_of(reach.begin, keys.begin), max_of(reach.end, keys.end)};
         }
-        for (i32 j0 = reach.begin / kTileKeys * kTileKeys; j0 < reach.end; j0 += kTileKeys) {
+        const i32 end = ceil_div(reach.end, kTileKeys);
+        for (i32 j = reach.begin / kTileKeys; j < end; ++j) {
+          i32 next = end;
+          for (RowTile<T>& head : heads) next = min_of(next, head.rules().next_key_tile(j, end));
+          j = next;
+          if (j == end) break;
+          const i32 j0 = j * kTileKeys;
           const i32 keys = min_of(kTileKeys, f.num_keys - j0);
           const T *k_rows = nullptr, *v_rows = nullptr;
           i64 k_stride = 0, v_stride = 0;

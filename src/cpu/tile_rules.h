@@ -39,6 +39,20 @@ class TileRules {
   Span key_span() { return cursor_ ? cursor_->key_span() : Span{0, frame_.num_keys}; }
   Span row_span() { return cursor_ ? cursor_->row_span() : Span{0, frame_.num_rows}; }
 
+  /// The first key tile from j on (before `end`) that the rows may see something of, row tile that
+  /// may see something of the keys. Asks for wide ranges first, so that far-off tiles are passed
+  /// over together. Leaves the keys (rows) set to anything.
+  i32 next_key_tile(i32 j, i32 end) {
+    return next_tile(j, end, [&](i32 from, i32 to) {
+      cursor_->set_cols(from * kTileKeys, min_of(to * kTileKeys, frame_.num_keys));
+    });
+  }
+  i32 next_row_tile(i32 r, i32 end) {
+    return next_tile(r, end, [&](i32 from, i32 to) {
+      cursor_->set_rows(from * kTileRows, min_of(to * kTileRows, frame_.num_rows));
+    });
+  }
+
   /// The rules of the tile (rows, keys); false if nothing in it is visible.
   bool prepare(ScoreRules<T>& rules) {
     const AttentionProblem& p = call_.p;
@@ -83,6 +97,26 @@ class TileRules {
   }
 
  private:
+  template <class Set>
+  i32 next_tile(i32 n, i32 end, Set set) {
+    if (!cursor_) return n;
+    auto is_empty = [&](i32 width) {
+      if (n % width != 0 || n + width > end) return false;
+      set(n, n + width);
+      return cursor_->classify() == Tile::kEmpty;
+    };
+    while (n < end) {
+      if (is_empty(256)) {
+        n += 256;
+      } else if (is_empty(16)) {
+        n += 16;
+      } else {
+        break;
+      }
+    }
+    return n;
+  }
+
   const Call<T>& call_;
   std::optional<MaskCursor> cursor_;
   Frame frame_;

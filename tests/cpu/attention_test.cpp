@@ -328,6 +328,15 @@ TEST(long_sequences) {
   }
 }
 
+TEST(far_off_tiles_are_passed_over) {
+  Problem p = plain_problem(DType::kF32, 2, 1, 2300, 2300, 8, 8);
+  for (const Mask& mask : {causal() & (window(70, 0) | prefix(3)), ~window(1900, 2000)}) {
+    p.mask = mask;
+    p.options.num_threads = 3;
+    check_problem(p, 4e-6);
+  }
+}
+
 TEST(any_strides) {
   // The same numbers as [B, L, H, D] and with gaps between rows.
   Problem p = plain_problem(DType::kF32, 2, 2, 90, 90, 32, 32);
