@@ -1,11 +1,13 @@
 // check → plan → choose → run: the functions of jali.h that compute attention.
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "api/problem.h"
 #include "backend/backend.h"
 #include "base/error.h"
+#include "base/tensor.h"
 #include "plan/tiles.h"
 
 namespace jali {
@@ -28,6 +30,20 @@ const Backend& choose(const AttentionProblem& problem) {
   return *best;
 }
 
+// A padded bias may be longer than the longest sequence; no backend visits what lies beyond.
+void clear(const TensorView& t) {
+  const i64 bytes = dtype_bytes(t.dtype);
+  for (i64 b = 0; b < t.shape[0]; ++b) {
+    for (i64 h = 0; h < t.shape[1]; ++h) {
+      for (i64 i = 0; i < t.shape[2]; ++i) {
+        char* row =
+            data_of<char>(t) + (b * t.stride[0] + h * t.stride[1] + i * t.stride[2]) * bytes;
+        for (i64 j = 0; j < t.shape[3]; ++j) std::memset(row + j * t.stride[3] * bytes, 0, bytes);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v,
@@ -47,6 +63,7 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
   const i32 Dv = call.problem().Dv;
   if (!lse.given()) value_error("attention_backward needs the forward's lse");
   const BackwardViews views = call.grad_views(grads);
+  if (call.problem().varlen && views.dbias.given()) clear(grads.dbias);
   choose(call.problem())
       .backward(call.problem(), call.output_view("out", out, Dv), call.lse_view("lse", lse),
                 call.output_view("dout", dout, Dv), call.lse_view("dlse", dlse), views);

@@ -559,3 +559,17 @@ def test_cuda_inputs_are_refused_until_the_gpu_backend_lands() -> None:
     q, k, v = (x.cuda() for x in qkv(1, 1, 1, 8, 8, 8))
     with pytest.raises(NotImplementedError, match=r"(?i)cuda"):
         jali.attention(q, k, v)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 11, 13), (1, 1, 11, 13), (2, 1, 1, 13)])
+def test_a_bias_longer_than_every_sequence_gets_zeros_beyond(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    cu = torch.tensor([0, 5, 12], dtype=torch.int32)
+    q, k, v = (torch.randn(12, 2, 8) for _ in range(3))
+    bias = torch.randn(shape, requires_grad=True)
+    grads = [
+        torch.autograd.grad(f(q, k, v, cu, cu, jali.CausalMask(), bias=bias).sum(), bias)[0]
+        for f in (jali.attention_varlen, jali.reference.attention_varlen)
+    ]
+    assert (grads[0][..., 7:] == 0).all()
+    assert torch.allclose(grads[0], grads[1], atol=1e-5)
