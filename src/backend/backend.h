@@ -56,7 +56,7 @@ struct AttentionProblem {
   double dropout_p = 0;
   u64 seed = 0;
   bool deterministic = true;
-  int num_threads = 0;  // 0: one per core
+  int num_threads = 0;                   // 0: one per core
   DeviceType device = DeviceType::kCPU;  // of every tensor
   int device_index = 0;
   void* stream = nullptr;  // CUDA
