@@ -295,6 +295,7 @@ def run_pytest(paths: Sequence[str], extra: Sequence[str]) -> tuple[int, int]:
         if status == 5:  # nothing selected
             continue
         if not report.exists():
+            print(f"pytest ended with status {status} before it could report (negative: a signal)")
             failed += 1
             continue
         suite = xml.parse(report).getroot().find("testsuite")
