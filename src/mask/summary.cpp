@@ -87,12 +87,15 @@ Span BlockPyramid::narrow(const Frame& f, const void* other, Span within) const 
   const i32 low = max_of(within.begin, 0) / kSummary;
   const i32 high = ceil_div(min_of(within.end, length_), kSummary);
   if (low >= high) return {0, 0};
+  // PERF: the ends themselves are mostly active; the pyramid is for when they are not.
   const int top = static_cast<int>(levels_.size()) - 1;
   i32 budget = kBudget;
-  const i32 first = first_active(f, other, top, 0, low, high, budget);
+  const i32 first =
+      active(f, other, 0, low) ? low : first_active(f, other, top, 0, low, high, budget);
   if (first >= high) return {0, 0};
   budget = kBudget;
-  const i32 last = last_active(f, other, top, 0, first, high, budget);
+  const i32 last =
+      active(f, other, 0, high - 1) ? high : last_active(f, other, top, 0, first, high, budget);
   return {first * kSummary, min_of(last * kSummary, length_)};
 }
 
