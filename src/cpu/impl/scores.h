@@ -104,14 +104,15 @@ static void gemm_visible(Into into, i32 M, i32 N, i32 K, const T* a, i64 a_row, 
                          bool rows_are_keys) {
   for (i32 m = 0; m < M; ++m) {
     for (i32 n = 0; n < N; n += kLanes<T>) {
-      Vec<T> sum = load(c + m * ldc + n);
-      if (into == Into::kScaledSum) sum *= row_scale[m];
+      Vec<T> sum = {};
       for (i32 k = 0; k < K; ++k) {
         const i32 row = rows_are_keys ? k : m, key = rows_are_keys ? m : k;
         if (!(rules.visible[row * rules.visible_row] >> key & 1)) continue;
         sum += a[m * a_row + k * a_k] * load(b + k * ldb + n);
       }
-      store(c + m * ldc + n, sum);
+      const T factor = into == Into::kScaledSum ? row_scale[m] : T(1);
+      T* at = c + m * ldc + n;
+      store(at, sum + factor * load(at));  // added last, as in gemm: the same bits
     }
   }
 }
