@@ -10,6 +10,10 @@ namespace jali {
 const std::vector<EnvVariable>& env_variables() {
   static const std::vector<EnvVariable> table = {
       {"JALI_FORCE", "v2 | v3 | v4", "the instruction set that the CPU backend uses (read once)"},
+      {"JALI_CACHE", "folder", "compiled GPU kernels (default: ~/.cache/jali)"},
+      {"JALI_CACHE_LIMIT", "MB", "size of that folder for one compiler version (default: 512)"},
+      {"JALI_NVRTC", "path", "libnvrtc.so to compile GPU kernels with"},
+      {"JALI_OFFLINE", "1", "never compile: a kernel that is not in the cache is an error"},
       {"JALI_LIBRARY", "path", "libjali_torch.so to load instead of the installed one"},
   };
   return table;

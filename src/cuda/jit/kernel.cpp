@@ -1,0 +1,123 @@
+#include "cuda/jit/kernel.h"
+
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "cuda/jit/cache.h"
+#include "cuda/jit/sha256.h"
+#include "source_pack.h"
+
+namespace jali::cuda {
+namespace {
+
+// CUfunction_attribute
+constexpr int kLocalBytes = 3, kRegisters = 4, kDynamicShared = 8;
+
+const std::string& pack_hash() {
+  static const std::string hash = [] {
+    std::string all;
+    for (const PackedSource* packed = kSourcePack; packed->name; ++packed) {
+      all.append(packed->name).push_back('\0');
+      all.append(packed->text).push_back('\0');
+    }
+    return sha256(all);
+  }();
+  return hash;
+}
+
+// The compiler is not part of the key but of the folder, so that a kernel compiled elsewhere serves
+// a machine without one.
+std::string key_of(const Source& source, const std::string& arch) {
+  std::string all = pack_hash();
+  for (const std::string& part : {arch, source.text}) all.append(1, '\0').append(part);
+  for (const std::string& option : source.options) all.append(1, '\0').append(option);
+  return sha256(all);
+}
+
+bool is_offline() {
+  const std::string value = env("JALI_OFFLINE");
+  return !value.empty() && value != "0";
+}
+
+/// Makes each value once, whichever thread asks first; the others wait. A failure is not kept.
+template <class Key, class Value>
+class OnceTable {
+ public:
+  template <class Make>
+  const Value& get(const Key& key, Make make) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto found = table_.find(key);
+    if (found == table_.end()) {
+      std::promise<std::shared_ptr<const Value>> promise;
+      found = table_.emplace(key, promise.get_future().share()).first;
+      lock.unlock();
+      try {
+        promise.set_value(std::make_shared<const Value>(make()));
+      } catch (...) {
+        promise.set_exception(std::current_exception());
+        lock.lock();
+        table_.erase(key);
+        throw;
+      }
+      lock.lock();
+      found = table_.find(key);
+    }
+    auto future = found->second;
+    lock.unlock();
+    return *future.get();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Key, std::shared_future<std::shared_ptr<const Value>>> table_;
+};
+
+}  // namespace
+
+std::string find_cubin(const Source& source, const std::string& arch) {
+  const std::string key = key_of(source, arch);
+  if (is_offline()) {
+    for (const DiskCache& cache : DiskCache::all()) {
+      if (std::optional<std::string> entry = cache.find(key)) return *entry;
+    }
+    unsupported("kernel ", source.name, " for ", arch, " is not in ", DiskCache::root(),
+                " and JALI_OFFLINE forbids compiling; unset it, or fill the cache with "
+                "'jali prebuild'");
+  }
+  const Nvrtc& nvrtc = Nvrtc::get();
+  const DiskCache& cache = DiskCache::of_compiler("nvrtc-" + std::to_string(nvrtc.major()) + "." +
+                                                  std::to_string(nvrtc.minor()));
+  return cache.find_or_make(key, [&] { return nvrtc.compile(source, arch).cubin; });
+}
+
+const Kernel& find_kernel(const Source& source, const char* name, int device, int shared_bytes) {
+  static OnceTable<std::string, Library*> libraries;
+  static OnceTable<std::pair<std::string, int>, Kernel> kernels;
+  const std::string key = source.name + '\0' + source.text;
+  return kernels.get({key + '\0' + name, device}, [&] {
+    const Driver& d = Driver::get();
+    const DeviceInfo& info = device_info(device);
+    const std::string arch =
+        "sm_" + std::to_string(info.major * 10 + info.minor) + (info.major >= 9 ? "a" : "");
+    const DeviceGuard guard(device);
+    Library* const library = libraries.get(arch + '\0' + key, [&] {
+      Library* loaded = nullptr;
+      const std::string cubin = find_cubin(source, arch);
+      d.check(d.library_load(&loaded, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+              "loading a kernel");
+      return loaded;
+    });
+    Kernel kernel;
+    d.check(d.library_kernel(&kernel.function, library, name), name);
+    d.check(d.kernel_attribute(&kernel.registers, kRegisters, kernel.function, device), name);
+    d.check(d.kernel_attribute(&kernel.local_bytes, kLocalBytes, kernel.function, device), name);
+    d.check(d.kernel_set_attribute(kDynamicShared, shared_bytes, kernel.function, device), name);
+    return kernel;
+  });
+}
+
+}  // namespace jali::cuda
