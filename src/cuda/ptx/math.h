@@ -1,0 +1,69 @@
+// Single instructions of arithmetic and of exchange between the lanes of a warp.
+#pragma once
+
+#include "cuda/ptx/barrier.h"
+
+namespace jali::ptx {
+
+JALI_DEVICE float infinity() { return __int_as_float(0x7f800000); }
+
+JALI_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+JALI_DEVICE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+JALI_DEVICE float tanh_fast(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+JALI_DEVICE float maximum(float a, float b) {
+  float y;
+  asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+/// Two floats rounded to a pair of 16-bit numbers, `low` in the low half.
+struct BF16 {
+  JALI_DEVICE static u32 pack(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+};
+struct FP16 {
+  JALI_DEVICE static u32 pack(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+};
+
+JALI_DEVICE float shuffle_xor(float x, i32 lanes) {
+  float y;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(y) : "f"(x), "r"(lanes));
+  return y;
+}
+JALI_DEVICE u32 shuffle_xor(u32 x, i32 lanes) {
+  u32 y;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lanes));
+  return y;
+}
+/// Lane 0's value for all: the compiler then keeps it in a uniform register.
+JALI_DEVICE i32 broadcast(i32 x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+/// Keeps the work that makes x before the next wait: a store under a condition that never holds.
+/// PERF: without it ptxas moves exponentials behind the wait for the tensor cores (-5 %).
+JALI_DEVICE void pin(float x, u32 shared) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7f800000;\n@p st.shared.b32 [%1], %1;\n}" ::"f"(x),
+      "r"(shared)
+      : "memory");
+}
+
+}  // namespace jali::ptx

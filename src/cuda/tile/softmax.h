@@ -1,0 +1,78 @@
+// The online softmax of a warpgroup's 64 x N tile of scores; a thread holds two rows of it.
+#pragma once
+
+#include "cuda/ptx/wgmma.h"
+
+namespace jali::tile {
+
+/// Running state of a thread's two rows (e = 0, 1), equal in the four lanes that share a row; `sum`
+/// is each lane's own part.
+struct RowState {
+  float max[2];  // of the raw scores; -infinity while nothing was seen
+  float sum[2];
+};
+
+/// Takes the maximum of the scores into the state. `shift` is what exp2(s · scale - shift) subtracts,
+/// `rescale` what earlier sums and outputs are multiplied by. kFirst: there is nothing earlier.
+/// A row that has seen nothing gets shift 0, so that no infinities are subtracted.
+template <bool kFirst, i32 kScores>
+JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& state,
+                              float (&shift)[2], float (&rescale)[2]) {
+  using namespace ptx;
+#pragma unroll
+  for (i32 e = 0; e < 2; ++e) {
+    float even = maximum(s[2 * e], s[2 * e + 1]), odd = maximum(s[4 + 2 * e], s[5 + 2 * e]);
+#pragma unroll
+    for (i32 j = 2; j < kScores / 4; ++j) {  // two chains: half the latency
+      const float pair = maximum(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]);
+      if (j & 1) {
+        odd = maximum(odd, pair);
+      } else {
+        even = maximum(even, pair);
+      }
+    }
+    float top = maximum(even, odd);
+    if (!kFirst) top = maximum(top, state.max[e]);
+    top = maximum(top, shuffle_xor(top, 1));
+    top = maximum(top, shuffle_xor(top, 2));
+    shift[e] = (top == -infinity() ? 0.0f : top) * scale;
+    rescale[e] = kFirst ? 0.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
+    state.max[e] = top;
+  }
+}
+
+/// Scores to weights exp2(s · scale - shift), for columns of blocks [kBegin, kEnd) of 8; adds them.
+template <i32 kBegin, i32 kEnd, i32 kScores>
+JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&shift)[2],
+                              float (&total)[4]) {
+#pragma unroll
+  for (i32 j = kBegin; j < kEnd; ++j) {
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) {
+#pragma unroll
+      for (i32 x = 0; x < 2; ++x) {
+        float& at = s[4 * j + 2 * e + x];
+        at = ptx::exp2_fast(__fmaf_rn(at, scale, -shift[e]));
+        total[2 * e + x] += at;
+      }
+    }
+  }
+}
+
+template <bool kFirst>
+JALI_DEVICE void add_sums(RowState& state, const float (&rescale)[2], const float (&total)[4]) {
+#pragma unroll
+  for (i32 e = 0; e < 2; ++e) {
+    const float sum = total[2 * e] + total[2 * e + 1];
+    state.sum[e] = kFirst ? sum : __fmaf_rn(state.sum[e], rescale[e], sum);
+  }
+}
+
+/// The accumulators' layout is the A operand's: k16 step t of P is words 4 t to 4 t + 3.
+template <class T, i32 kScores>
+JALI_DEVICE void to_operand(const float (&s)[kScores], u32 (&p)[kScores / 2]) {
+#pragma unroll
+  for (i32 i = 0; i < kScores / 2; ++i) p[i] = T::pack(s[2 * i], s[2 * i + 1]);
+}
+
+}  // namespace jali::tile
