@@ -56,7 +56,9 @@ def test(arguments: list[str]) -> int:
     if everything:
         tally.add("NVRTC kernels", *run_nvrtc())
     if extra or not paths or any(is_python_test(p) for p in paths):
-        tally.add("Python tests", *run_pytest(paths or ["tests"], extra))
+        tally.add(
+            "Python tests", *run_pytest([p for p in paths if is_python_test(p)] or ["tests"], extra)
+        )
     return tally.close()
 
 
