@@ -30,18 +30,12 @@ const Backend& choose(const AttentionProblem& problem) {
   return *best;
 }
 
-// A padded bias may be longer than the longest sequence; no backend visits what lies beyond.
-void clear(const TensorView& t) {
-  const i64 bytes = dtype_bytes(t.dtype);
-  for (i64 b = 0; b < t.shape[0]; ++b) {
-    for (i64 h = 0; h < t.shape[1]; ++h) {
-      for (i64 i = 0; i < t.shape[2]; ++i) {
-        char* row =
-            data_of<char>(t) + (b * t.stride[0] + h * t.stride[1] + i * t.stride[2]) * bytes;
-        for (i64 j = 0; j < t.shape[3]; ++j) std::memset(row + j * t.stride[3] * bytes, 0, bytes);
-      }
-    }
+void clear(const TensorView& t, int dim = 0, i64 at = 0) {
+  if (dim == t.rank) {
+    std::memset(data_of<char>(t) + at * dtype_bytes(t.dtype), 0, dtype_bytes(t.dtype));
+    return;
   }
+  for (i64 n = 0; n < t.shape[dim]; ++n) clear(t, dim + 1, at + n * t.stride[dim]);
 }
 
 }  // namespace
@@ -63,7 +57,12 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
   const i32 Dv = call.problem().Dv;
   if (!lse.given()) value_error("attention_backward needs the forward's lse");
   const BackwardViews views = call.grad_views(grads);
-  if (call.problem().varlen && views.dbias.given()) clear(grads.dbias);
+  // A padded bias may be longer than the longest sequence, and without any cell there is nothing to
+  // sum: no backend visits such elements.
+  const bool nothing = call.problem().B == 0 || call.problem().Lk == 0;
+  if ((nothing || call.problem().varlen) && views.dbias.given()) clear(grads.dbias);
+  if (nothing && views.dkey_bias.given()) clear(grads.dkey_bias);
+  if (nothing && views.dsinks.given()) clear(grads.dsinks);
   choose(call.problem())
       .backward(call.problem(), call.output_view("out", out, Dv), call.lse_view("lse", lse),
                 call.output_view("dout", dout, Dv), call.lse_view("dlse", dlse), views);
