@@ -46,19 +46,19 @@ def run(name: str, strategy: st.SearchStrategy, shard: int, count: int, record: 
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_cells(shard: int, record_property: Callable) -> None:
-    run("cells", cases.cases(), shard, 1600, record_property)
+    run("cells", cases.cases(), shard, 2400, record_property)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_cells_varlen(shard: int, record_property: Callable) -> None:
-    run("cells", cases.varlen_cases(), shard, 400, record_property)
+    run("cells", cases.varlen_cases(), shard, 800, record_property)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_attention(shard: int, record_property: Callable) -> None:
-    run("attention", cases.attention_cases(), shard, 900, record_property)
+    run("attention", cases.attention_cases(), shard, 2000, record_property)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_varlen(shard: int, record_property: Callable) -> None:
-    run("varlen", cases.varlen_cases(), shard, 400, record_property)
+    run("varlen", cases.varlen_cases(), shard, 1000, record_property)

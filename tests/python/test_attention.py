@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from typing import Any
@@ -217,7 +218,7 @@ def test_special_values_in_invisible_keys_do_not_leak(value: float) -> None:
     for x in (k, v):
         x[:, :, 100:] = value
     for a, b in zip(clean, forward_backward(q, k, v, mask), strict=True):
-        assert torch.equal(a, b)
+        torch.testing.assert_close(a, b)  # such tiles sum in another order
 
 
 def test_large_scores() -> None:
@@ -226,17 +227,55 @@ def test_large_scores() -> None:
     assert torch.isfinite(out).all() and torch.isfinite(lse).all()
 
 
+# What is left unwritten shows here only by chance; test_process.py runs these with new memory full
+# of huge numbers and NaN.
+
+
+def assert_written(*tensors: Tensor, **where: Any) -> None:
+    for n, x in enumerate(tensors):
+        assert (x.abs() < 1e4).all(), f"result {n} holds what nobody wrote {where or ''}"
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nothing_is_left_unwritten(dtype: torch.dtype) -> None:
-    """Outputs live in memory that held NaN just before."""
     q, k, v = qkv(1, 2, 1, 130, 70, 24, dtype=dtype)
     mask = jali.WindowMask(3, 2, offset=-9)  # empty rows at both ends, unseen keys in between
-    for _ in range(3):
-        junk = [torch.full(s, torch.nan, dtype=dtype)
-                for s in (q.shape, k.shape, v.shape, q.shape[:3]) for _ in range(4)]  # fmt: skip
-        del junk
-        for x in forward_backward(q, k, v, mask):
-            assert not x.isnan().any()
+    out, lse, *grads = forward_backward(q, k, v, mask)
+    assert_written(out, lse.masked_fill(lse == -torch.inf, 0), *grads)
+
+
+@pytest.mark.parametrize(
+    "lengths", [(2, 0, 0), (2, 0, 5), (2, 5, 0), (0, 3, 4), (2, 3, 4), (1, 70, 65)], ids=str
+)
+def test_no_bias_gradient_is_left_unwritten(lengths: tuple[int, int, int]) -> None:
+    B, Lq, Lk = lengths
+    q, k, v = (x.requires_grad_() for x in qkv(B, 4, 2, Lq, Lk, 8))
+    for shape in itertools.product({1, B}, (1, 2, 4), {1, Lq}, {1, Lk}):
+        learnt = [torch.zeros(s, requires_grad=True) for s in (shape, (1, 2, Lk), (4,))]
+        bias, key_bias, sinks = learnt
+        out = jali.attention(q, k, v, bias=bias, key_bias=key_bias, sinks=sinks)
+        assert_written(out, *torch.autograd.grad(out.sum(), [q, k, v, *learnt]), bias=shape)
+
+
+VARLEN_EDGES = [
+    ([0], [0]), ([0, 0], [0, 0]), ([0, 22], [0, 0]), ([0, 0], [0, 5]), ([0, 3, 3, 5], [0, 0, 4, 4])
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("behind", [0, 2])
+@pytest.mark.parametrize("bounds", VARLEN_EDGES, ids=str)
+def test_nothing_is_left_unwritten_by_varlen(
+    bounds: tuple[list[int], list[int]], behind: int
+) -> None:
+    cu_q, cu_k = map(torch.tensor, bounds)
+    N, tq, tk = len(cu_q) - 1, int(cu_q[-1]) + behind, int(cu_k[-1]) + behind
+    longest = [max(torch.diff(cu).tolist(), default=0) for cu in (cu_q, cu_k)]
+    inputs = [torch.randn(s, requires_grad=True) for s in ((tq, 4, 8), (tk, 2, 8), (tk, 2, 8))]
+    for shape in itertools.product({1, N}, (1, 4), {1, longest[0]}, {1, longest[1]}):
+        learnt = [torch.zeros(s, requires_grad=True) for s in (shape, (4, tk), (4,))]
+        bias, key_bias, sinks = learnt
+        out = jali.attention_varlen(*inputs, cu_q, cu_k, bias=bias, key_bias=key_bias, sinks=sinks)
+        assert_written(out, *torch.autograd.grad(out.sum(), [*inputs, *learnt]), bias=shape)
 
 
 # ---- options ----

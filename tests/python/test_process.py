@@ -18,7 +18,7 @@ def run(code: str, **environment: str) -> str:
         [sys.executable, "-c", code], env=os.environ | environment, cwd=ROOT, text=True,
         capture_output=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
@@ -41,6 +41,15 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 def test_memory_is_linear() -> None:
     # The inputs and their gradients are 2 MiB each; one bool per cell would be 1 GiB.
     assert int(run(MEMORY)) < 100
+
+
+def test_nothing_is_left_unwritten() -> None:
+    """The tests of that name, every byte of new memory set to 127: in fp16 a NaN, else huge."""
+    run(
+        "import sys, pytest; sys.exit(pytest.main(['-q', '-k', 'unwritten', "
+        "'-p', 'no:cacheprovider', 'tests/python/test_attention.py']))",
+        MALLOC_PERTURB_="128", GLIBC_TUNABLES="glibc.malloc.tcache_count=0",
+    )  # fmt: skip
 
 
 FORK = """
