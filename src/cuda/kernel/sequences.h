@@ -1,0 +1,55 @@
+// The sequences of a call, as kernels see them: lengths, positions and, for packed (varlen) layouts,
+// which tile of rows or keys belongs to which sequence.
+#pragma once
+
+#include "mask/leaf.h"
+
+namespace jali::cuda {
+
+/// Passed to kernels by value. Nothing of it was read on the host where it is a table.
+struct Sequences {
+  i32 B = 1, Hq = 1;
+  i32 group = 1;                   // Hq / Hkv
+  i32 Lq = 0, Lk = 0;              // padded layouts: of every sequence; varlen: unused
+  i32 q_offset = kFar;             // of every sequence; kFar: num_keys - num_rows of each
+  const i32* q_offsets = nullptr;  // [B], or null
+  i64 q_offsets_step = 0;          // elements
+  const i32* cu_q = nullptr;       // [B + 1]: varlen
+  const i32* cu_k = nullptr;
+  JALI_HD bool varlen() const { return cu_q != nullptr; }
+};
+
+JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 h) {
+  Frame f;
+  f.b = b;
+  f.h = h;
+  f.num_rows = s.Lq;
+  f.num_keys = s.Lk;
+  if (s.varlen()) {
+    f.q_start = s.cu_q[b];
+    f.k_start = s.cu_k[b];
+    // A wrong table must not lead out of memory.
+    f.num_rows = max_of(s.cu_q[b + 1] - f.q_start, 0);
+    f.num_keys = max_of(s.cu_k[b + 1] - f.k_start, 0);
+  }
+  f.q_offset = s.q_offset != kFar ? s.q_offset : f.num_keys - f.num_rows;
+  if (s.q_offsets) f.q_offset = clamp_to(s.q_offsets[b * s.q_offsets_step], -kMaxLength, kMaxLength);
+  return f;
+}
+
+/// Packed tokens are cut into tiles of `size` sequence by sequence without reading the lengths on
+/// the host: sequence b owns the slots from start / size + b on, at least as many as it has tiles.
+/// Some slots lie behind the end of their sequence: they are empty.
+JALI_HD constexpr i32 first_slot(i32 start, i32 b, i32 size) { return start / size + b; }
+JALI_HD constexpr i64 num_slots(i64 tokens, i32 B, i32 size) { return tokens / size + B; }
+/// The sequence that owns a slot.
+JALI_HD i32 sequence_of(const i32* cu, i32 B, i32 slot, i32 size) {
+  i32 low = 0, high = B;  // low owns or precedes the slot, high comes after it
+  while (high - low > 1) {
+    const i32 middle = (low + high) / 2;
+    (first_slot(cu[middle], middle, size) <= slot ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace jali::cuda
