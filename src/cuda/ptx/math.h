@@ -28,8 +28,9 @@ JALI_DEVICE float maximum(float a, float b) {
   return y;
 }
 
-/// Two floats rounded to a pair of 16-bit numbers, `low` in the low half.
+/// 16-bit numbers. pack: two floats rounded to a pair, `low` in the low half; value: one of them.
 struct BF16 {
+  JALI_DEVICE static float value(u16 x) { return __uint_as_float(u32{x} << 16); }
   JALI_DEVICE static u32 pack(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -37,6 +38,11 @@ struct BF16 {
   }
 };
 struct FP16 {
+  JALI_DEVICE static float value(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+  }
   JALI_DEVICE static u32 pack(float low, float high) {
     u32 pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -53,6 +59,19 @@ JALI_DEVICE u32 shuffle_xor(u32 x, i32 lanes) {
   u32 y;
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lanes));
   return y;
+}
+/// Half a 2 x 2 transpose with the lane `lanes` away: the upper lane gives x, the lower one y.
+JALI_DEVICE void exchange(u32& x, u32& y, bool upper, i32 lanes) {
+  const u32 other = shuffle_xor(upper ? x : y, lanes);
+  x = upper ? other : x;
+  y = upper ? y : other;
+}
+/// A 4 x 4 transpose between the lanes of a quad: word n of lane q and word q of lane n change places.
+JALI_DEVICE void transpose_quad(u32 (&w)[4], i32 quad) {
+  exchange(w[0], w[1], quad & 1, 1);
+  exchange(w[2], w[3], quad & 1, 1);
+  exchange(w[0], w[2], quad & 2, 2);
+  exchange(w[1], w[3], quad & 2, 2);
 }
 /// Lane 0's value for all: the compiler then keeps it in a uniform register.
 JALI_DEVICE i32 broadcast(i32 x) { return __shfl_sync(0xffffffffu, x, 0); }

@@ -36,8 +36,8 @@ JALI_DEVICE u32 descriptor(u32 shared, u32 leading) {
   return ((shared & 0x3ffff) >> 4) | ((leading >> 4) << 16);
 }
 
-/// d += A B for one step of 16: A and B in shared memory, or A in registers. kN columns, kTransB: B
-/// is MN-major. `accumulate` 0 overwrites d.
+/// d += A B for one step of 16: A and B in shared memory, or A in registers. kN columns; kTransA,
+/// kTransB: the operand is MN-major. `accumulate` 0 overwrites d.
 template <class T, i32 kN, bool kTransB>
 struct Wgmma;
 
@@ -79,11 +79,12 @@ struct Wgmma;
 #define JALI_D256 JALI_D240, JALI_R8(15)
 
 // What follows the n / 2 accumulators in the operand lists, by number.
-//   ss: A's descriptor p0, B's p1, accumulate p2, kSwizzle128 p3, transposed B p4
+//   ss: A's descriptor p0, B's p1, accumulate p2, kSwizzle128 p3, transposed B p4, transposed A p5
 //   rs: A's registers p0 to p3, B's descriptor p4, accumulate p5, kSwizzle128 p6, transposed B p7
 #define JALI_WGMMA(T, type, n, p0, p1, p2, p3, p4, p5, p6, p7)                                     \
   template <bool kTransB>                                                                          \
   struct Wgmma<T, n, kTransB> {                                                                    \
+    template <bool kTransA = false>                                                                \
     JALI_DEVICE static void ss(float (&d)[n / 2], u32 a, u32 b, i32 accumulate) {                  \
       asm volatile(                                                                                \
           "{\n.reg .pred p;\n.reg .b64 da, db;\n"                                                  \
@@ -93,9 +94,10 @@ struct Wgmma;
           ", 0;\n"                                                                                 \
           "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" JALI_S##n           \
           "}, "                                                                                    \
-          "da, db, p, 1, 1, 0, %" #p4 ";\n}"                                                       \
+          "da, db, p, 1, 1, %" #p5 ", %" #p4 ";\n}"                                                \
           : JALI_D##n                                                                              \
-          : "r"(a), "r"(b), "r"(accumulate), "n"(kSwizzle128), "n"(kTransB ? 1 : 0));              \
+          : "r"(a), "r"(b), "r"(accumulate), "n"(kSwizzle128), "n"(kTransB ? 1 : 0),               \
+            "n"(kTransA ? 1 : 0));                                                                 \
     }                                                                                              \
     JALI_DEVICE static void rs(float (&d)[n / 2], const u32* a, u32 b, i32 accumulate) {           \
       asm volatile(                                                                                \

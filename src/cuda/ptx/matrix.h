@@ -1,0 +1,25 @@
+// Matrix fragments between registers and shared memory.
+#pragma once
+
+#include "cuda/ptx/barrier.h"
+
+namespace jali::ptx {
+
+/// Two neighbouring columns' floats, as an accumulator's thread holds them.
+JALI_DEVICE void load_pair(u32 shared, float& x, float& y) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(shared) : "memory");
+}
+JALI_DEVICE void store_four(u32 shared, const float* x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+/// Four 8 x 8 matrices of 16-bit pairs: lane 8 m + i gives the address of row i of matrix m; word m
+/// of a lane is row lane / 4, columns 2 (lane % 4) and the next of matrix m.
+JALI_DEVICE void store_matrices(u32 shared, const u32* w) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+
+}  // namespace jali::ptx
