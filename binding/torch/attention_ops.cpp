@@ -14,11 +14,12 @@ namespace {
 using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The arguments that forward, backward and truth share, in the schema's order.
-#define JALI_OPTIONS_SCHEMA                                                                     \
-  "Tensor? bias, Tensor? key_bias, Tensor? alibi_slopes, Tensor? sinks, Tensor? cu_seqlens_q, " \
-  "Tensor? cu_seqlens_k, Tensor? q_offsets, SymInt? q_offset, Tensor? seed, Tensor[]? tables, " \
-  "SymInt[]? scalars, int[]? program, float? scale, float softcap, float dropout_p, "           \
-  "bool deterministic"
+#define JALI_OPTIONS_SCHEMA                                                                   \
+  "Tensor? bias=None, Tensor? key_bias=None, Tensor? alibi_slopes=None, Tensor? sinks=None, " \
+  "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? q_offsets=None, "            \
+  "SymInt? q_offset=None, Tensor? seed=None, Tensor[]? tables=None, SymInt[]? scalars=None, " \
+  "int[]? program=None, float? scale=None, float softcap=0., float dropout_p=0., "            \
+  "bool deterministic=False"
 #define JALI_OPTIONS_PARAMETERS                                                                    \
   const MaybeTensor &bias, const MaybeTensor &key_bias, const MaybeTensor &alibi_slopes,           \
       const MaybeTensor &sinks, const MaybeTensor &cu_seqlens_q, const MaybeTensor &cu_seqlens_k,  \
@@ -195,7 +196,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
   m.def(
       "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
       "Tensor? dlse, " JALI_OPTIONS_SCHEMA
-      ", bool need_bias, bool need_key_bias, bool need_sinks) -> (Tensor dq, Tensor dk, "
+      ", bool need_bias=False, bool need_key_bias=False, bool need_sinks=False) -> (Tensor dq, "
+      "Tensor dk, "
       "Tensor dv, Tensor dbias, Tensor dkey_bias, Tensor dsinks)");
   m.def(
       "attention_truth(Tensor q, Tensor k, Tensor v, Tensor? dout, Tensor? "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ._convert import int_param
 from ._mask import CallContext, Flat, Mask
-from ._ops import Options
+from ._ops import Given
 from ._table_masks import DenseMask
 
 _DENSE_LIMIT = 2**28  # cells of a foreign mask that are still evaluated
@@ -54,8 +54,8 @@ def prepare(
     deterministic: bool,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-) -> Options:
-    """The operators' arguments behind q, k and v. q and k are in the layout of the operators."""
+) -> Given:
+    """The operators' options. q and k are in the layout of the operators."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor)):
         raise TypeError(
             f"q and k must be tensors, got {type(q).__name__} and {type(k).__name__}; "
@@ -70,44 +70,49 @@ def prepare(
         q_offset = _planned_offset(mask, q_offset)
     if q_offset is not None and type(q_offset) is not int:
         q_offset = int_param(q_offset, "attention", "q_offset")
-    offsets = None
-    if isinstance(q_offset, Tensor):
-        offsets, q_offset = q_offset, None
-    tables = scalars = program = None
+    given: Given = {}
     if mask is not None:
         if isinstance(mask, Tensor) and mask.is_floating_point():
             # What scaled_dot_product_attention takes: a bias. Neither of the two is dropped.
             bias = mask if bias is None else mask + bias
         else:
-            where = q_offset if offsets is None else offsets
-            ctx = context(q, k, where, cu_seqlens_q, cu_seqlens_k)
+            ctx = None
+            if not isinstance(mask, Mask) or mask._needs_call:
+                ctx = context(q, k, q_offset, cu_seqlens_q, cu_seqlens_k)
             program, tables, scalars = flatten(mask, ctx)
-    if bias is not None and bias.dim() < 4:
-        bias = bias[(None,) * (4 - bias.dim())]
+            if program:
+                given["program"] = program
+            if tables:
+                given["tables"] = tables
+            if scalars:
+                given["scalars"] = scalars
+    if bias is not None:
+        given["bias"] = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
     if key_bias is not None:
         rank = 3 if cu_seqlens_q is None else 2
         if key_bias.dim() < rank:
             key_bias = key_bias[(None,) * (rank - key_bias.dim())]
+        given["key_bias"] = key_bias
     if alibi_slopes is not None:
-        alibi_slopes = alibi_slopes.to(torch.float32).contiguous()
-    return Options(
-        bias,
-        key_bias,
-        alibi_slopes,
-        sinks,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        offsets,
-        q_offset,
-        make_seed(seed, q.device) if dropout_p else None,
-        tables or None,
-        scalars or None,
-        program or None,
-        scale,
-        0.0 if softcap is None else softcap,
-        dropout_p,
-        deterministic or torch.are_deterministic_algorithms_enabled(),
-    )
+        given["alibi_slopes"] = alibi_slopes.to(torch.float32).contiguous()
+    if sinks is not None:
+        given["sinks"] = sinks
+    if cu_seqlens_q is not None:
+        given["cu_seqlens_q"] = cu_seqlens_q
+    if cu_seqlens_k is not None:
+        given["cu_seqlens_k"] = cu_seqlens_k
+    if q_offset is not None:
+        given["q_offsets" if isinstance(q_offset, Tensor) else "q_offset"] = q_offset
+    if dropout_p:
+        given["dropout_p"] = dropout_p
+        given["seed"] = make_seed(seed, q.device)
+    if scale is not None:
+        given["scale"] = scale
+    if softcap:
+        given["softcap"] = softcap
+    if deterministic or torch.are_deterministic_algorithms_enabled():
+        given["deterministic"] = True
+    return given
 
 
 def context(
@@ -155,10 +160,14 @@ def make_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
     return torch.full((), seed, dtype=torch.int64, device=device)
 
 
-def flatten(mask: Any, ctx: CallContext) -> Flat:
-    """Any accepted kind of mask but a float tensor as (program, tables, scalars)."""
+def flatten(mask: Any, ctx: CallContext | None) -> Flat:
+    """Any accepted kind of mask but a float tensor as (program, tables, scalars).
+
+    ctx: None only for a mask that does not depend on the call.
+    """
     if isinstance(mask, Mask):
         return mask.flatten(ctx)
+    assert ctx is not None
     if isinstance(mask, Plan):
         _check_plan(mask, ctx)
         return mask.flat

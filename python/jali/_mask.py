@@ -68,6 +68,9 @@ class Mask:
     the mask. It is immutable, compares by content and can be pickled.
     """
 
+    #: Whether `flatten` needs the call. PERF: to describe the call costs as much as a leaf.
+    _needs_call = False
+
     # Tables and scalars are appended to, so that a mask of n leaves is flattened in O(n).
     def _emit(
         self,
@@ -219,6 +222,10 @@ class AndMask(Mask):
     a: Mask
     b: Mask
 
+    @property
+    def _needs_call(self) -> bool:  # type: ignore[override]
+        return self.a._needs_call or self.b._needs_call
+
     def _emit(
         self,
         program: list[int],
@@ -244,6 +251,10 @@ class OrMask(Mask):
     a: Mask
     b: Mask
 
+    @property
+    def _needs_call(self) -> bool:  # type: ignore[override]
+        return self.a._needs_call or self.b._needs_call
+
     def _emit(
         self,
         program: list[int],
@@ -267,6 +278,10 @@ class NotMask(Mask):
     """Cells in bounds that the mask does not allow; written `~a`."""
 
     a: Mask
+
+    @property
+    def _needs_call(self) -> bool:  # type: ignore[override]
+        return self.a._needs_call
 
     def _emit(
         self,
@@ -317,6 +332,8 @@ class LeafMask(Mask):
 
 class DerivedMask(Mask):
     """A mask that needs the call's shape; `lower` gives the expression that stands for it."""
+
+    _needs_call = True
 
     def lower(self, ctx: CallContext) -> Mask:
         raise NotImplementedError

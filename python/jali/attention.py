@@ -87,7 +87,7 @@ def attention(
         q, k, v = q.transpose(-2, -3), k.transpose(-2, -3), v.transpose(-2, -3)
     elif layout != "bhld":
         raise ValueError(f'layout must be "bhld" or "blhd", got {layout!r}')
-    options = prepare(
+    given = prepare(
         q,
         k,
         mask,
@@ -102,7 +102,7 @@ def attention(
         q_offset,
         deterministic,
     )
-    out, lse = run(q, k, v, options)
+    out, lse = run(q, k, v, given)
     if layout == "blhd":
         out = out.transpose(1, 2)
     if not return_lse and not return_probs:
@@ -171,7 +171,7 @@ def attention_varlen(
     """
     cu_q = int_table(cu_seqlens_q, "attention_varlen", "cu_seqlens_q", 1)
     cu_k = int_table(cu_seqlens_k, "attention_varlen", "cu_seqlens_k", 1)
-    options = prepare(
+    given = prepare(
         q,
         k,
         mask,
@@ -188,7 +188,7 @@ def attention_varlen(
         cu_q,
         cu_k,
     )
-    out, lse = run(q, k, v, options)
+    out, lse = run(q, k, v, given)
     if not return_lse and not return_probs:
         return out
     results = (out, lse) if return_lse else (out,)
@@ -211,12 +211,12 @@ def attention_varlen(
     return (*results, probs)
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, options: _ops.Options) -> tuple[Tensor, Tensor]:
+def run(q: Tensor, k: Tensor, v: Tensor, given: _ops.Given) -> tuple[Tensor, Tensor]:
     """Calls the operator; its errors become Python's."""
     if forward_ad._current_level >= 0:
-        _no_tangents(q, k, v, *options[:4])
+        _no_tangents(q, k, v, *(given.get(n) for n in ("bias", "key_bias", "sinks")))
     try:
-        return _ops.attention(q, k, v, options)
+        return _ops.attention(q, k, v, given)
     except RuntimeError as error:
         raise_as_python(error)
 
@@ -224,10 +224,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, options: _ops.Options) -> tuple[Tensor,
 def _no_tangents(*inputs: Tensor | None) -> None:
     """Forward-mode differentiation would give zeros without a word."""
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs):
-        raise NotImplementedError(
-            "jali.attention has no forward-mode derivative (jvp); use reverse mode, or "
-            "jali.reference.attention"
-        )
+        _ops.no_jvp()
 
 
 @torch.no_grad()

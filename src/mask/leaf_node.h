@@ -62,6 +62,7 @@ struct LeafKind {
   std::vector<FieldInfo> fields;
   /// `code`, `code_size`: the leaf's own part of the program, behind its kind and length.
   std::unique_ptr<LeafNode> (*bind)(BindContext&, const std::int64_t* code, std::int64_t code_size);
+  std::int64_t number = leaf_kind(name.c_str());  // what stands for it in a program
 };
 
 /// All leaf kinds, sorted by name. The build generates the list from src/mask/leaf/*.h.

@@ -44,9 +44,9 @@ const std::vector<LeafKind>& leaf_kinds() {
 
 const LeafKind* find_leaf(std::int64_t kind) {
   for (const LeafKind& known : leaf_kinds()) {
-    if (leaf_kind(known.name.c_str()) == kind) return &known;
+    if (known.number == kind) return &known;
   }
-  return kind == leaf_kind("predicate") ? &predicate_kind() : nullptr;
+  return kind == predicate_kind().number ? &predicate_kind() : nullptr;
 }
 
 }  // namespace jali

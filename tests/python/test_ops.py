@@ -59,7 +59,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def raw_arguments(q: Tensor, k: Tensor, **given: Any) -> _ops.Options:
-    return prepare(q, k, **{**_DEFAULTS, **given})
+    return _ops.Options(**prepare(q, k, **{**_DEFAULTS, **given}))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -436,6 +436,44 @@ def test_explain_counts() -> None:
 
 
 # What is refused
+
+
+def test_func_grad_equals_autograd() -> None:
+    q, k, v = inputs()
+    scores = torch.rand(B, HKV, LK, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(1, 1, LQ, LK, dtype=torch.float64, requires_grad=True)
+    sinks = torch.randn(HQ, dtype=torch.float64, requires_grad=True)
+
+    def loss(
+        q: Tensor, k: Tensor, v: Tensor, scores: Tensor, bias: Tensor, sinks: Tensor
+    ) -> Tensor:
+        # The mask's tables come from an input that is being differentiated.
+        mask = jali.DynamicMask(scores, 3)
+        options: dict[str, Any] = {"bias": bias, "key_bias": scores, "sinks": sinks, "seed": 1}
+        out, lse = jali.attention(q, k, v, mask, dropout_p=0.2, return_lse=True, **options)
+        return out.square().sum() + lse.sum()
+
+    leaves = (q, k, v, scores, bias, sinks)
+    want = torch.autograd.grad(loss(*leaves), leaves)
+    detached = tuple(x.detach() for x in leaves)
+    got = torch.func.grad(loss, argnums=tuple(range(6)))(*detached)
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b)
+    partial = torch.func.grad(lambda k: loss(detached[0], k, *detached[2:]))(detached[1])
+    assert torch.equal(partial, want[1])
+
+
+@pytest.mark.parametrize("transform", ["grad", "jacrev", "hessian"])
+def test_func_transforms_of_gradients_are_refused(transform: str) -> None:
+    q, k, v = (x.detach() for x in inputs())
+    loss = torch.func.grad(lambda q: jali.attention(q, k, v).square().sum())
+    call = {
+        "grad": torch.func.grad(lambda q: loss(q).sum()),
+        "jacrev": torch.func.jacrev(loss),
+        "hessian": torch.func.hessian(loss),
+    }
+    with pytest.raises(NotImplementedError, match=r"no second derivative|vmapped|jvp"):
+        call[transform](q)
 
 
 def test_double_backward_is_refused() -> None:
