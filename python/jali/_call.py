@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._convert import int_param
+from ._convert import int_param, readable
 from ._mask import CallContext, Flat, Mask
 from ._ops import Given
 from ._table_masks import DenseMask
@@ -240,14 +240,33 @@ def _check_cells(mask: Any, ctx: CallContext, reason: str = "") -> None:
 
 
 def _planned_offset(plan: Plan, q_offset: int | Tensor | None) -> int | Tensor | None:
-    if q_offset is None:
-        return plan.q_offset
-    if type(q_offset) is int and plan.q_offset != q_offset:
+    """The plan's offset; raises if the call has another one."""
+    planned = plan.q_offset
+    if q_offset is None or q_offset is planned:
+        return planned
+    given = int_param(q_offset, "attention", "q_offset")
+    if not isinstance(given, Tensor) and not isinstance(planned, Tensor):
+        same = given == planned
+    elif planned is None:
+        same = False
+    else:
+        a, b = (x if isinstance(x, Tensor) else torch.tensor([x]) for x in (given, planned))
+        if not (readable(a) and readable(b)):
+            raise ValueError(
+                "the plan holds its q_offset, and another tensor cannot be compared with it here: "
+                "leave q_offset out or pass the plan's own"
+            )
+        same = (len(a) == len(b) or 1 in (len(a), len(b))) and bool((a == b).all())
+    if not same:
         raise ValueError(
-            f"the plan was made for q_offset = {plan.q_offset}, but the call has {q_offset}; make "
-            "one plan per offset or pass the mask itself"
+            f"the plan was made for q_offset = {_shown(planned)}, but the call has "
+            f"{_shown(given)}; make one plan per offset or pass the mask itself"
         )
-    return q_offset
+    return planned
+
+
+def _shown(offset: int | Tensor | None) -> object:
+    return offset.tolist() if isinstance(offset, Tensor) else offset
 
 
 def _check_plan(plan: Plan, ctx: CallContext) -> None:

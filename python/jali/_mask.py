@@ -143,6 +143,14 @@ class Mask:
                 shown.append(f"{field.name}={_show(value)}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
+    def _device(self) -> torch.device | None:
+        """Where its tables are; None if it has none."""
+        for value in _values(self):
+            device = value._device() if isinstance(value, Mask) else getattr(value, "device", None)
+            if device is not None:
+                return device
+        return None
+
     def to(self, device: torch.device | str) -> Mask:
         """The same mask with its tables on `device`."""
         changes = {
@@ -171,7 +179,7 @@ class Mask:
             q_offset: Position of row 0, an int or an int tensor [B]; None: Lk - Lq.
             num_kv_heads: Key heads, a divisor of H; None: H.
             cu_seqlens_q, cu_seqlens_k: Varlen: int [B + 1] first tokens of the sequences; Lq and
-                Lk are then the longest sequences.
+                Lk are then the longest sequences. Packed tables must end with the last sequence.
 
         Returns:
             bool [B, H, Lq, Lk].

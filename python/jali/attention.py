@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from . import _ops
 from ._call import Plan, as_mask, prepare
-from ._convert import int_table
+from ._convert import int_param, int_table
 from ._library import raise_as_python
 from ._mask import CallContext
 
@@ -294,12 +294,13 @@ def plan(
     Args:
         mask: As for `attention`, but no float tensor.
         B, Hq, Hkv, Lq, Lk: Sequences, query heads, key heads, rows and keys of the calls.
-        q_offset: As for `attention`; the calls must be given the same one.
+        q_offset: As for `attention`; the calls may leave it out, but not give another one.
         device: Where the calls run.
 
     Returns:
         A `Plan`, to be passed as `mask=`.
     """
+    q_offset = int_param(q_offset, "plan", "q_offset")
     ctx = CallContext(B, Hq, Hkv, Lq, Lk, q_offset, None, None, torch.device(device))
     made = as_mask(mask, ctx)
     return Plan(made, B, Hq, Hkv, Lq, Lk, q_offset, made.flatten(ctx))

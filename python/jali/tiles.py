@@ -108,13 +108,13 @@ def shape_arguments(
     if cu_seqlens_q is not None:
         cu_seqlens_q = int_table(cu_seqlens_q, "mask", "cu_seqlens_q", 1)
         cu_seqlens_k = int_table(cu_seqlens_k, "mask", "cu_seqlens_k", 1)
-        tokens = tokens or (int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))
     program, tables, scalars = [], [], []  # type: ignore[var-annotated]
     if mask is not None:
-        device = tables[0].device if tables else torch.device("cpu")
-        ctx = CallContext(
-            B, Hq, heads, *(tokens or (Lq, Lk)), offset, cu_seqlens_q, cu_seqlens_k, device
-        )
+        lengths = tokens or (Lq, Lk)
+        if cu_seqlens_q is not None and cu_seqlens_k is not None and tokens is None:
+            lengths = int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1])
+        device = mask._device() or torch.device("cpu")
+        ctx = CallContext(B, Hq, heads, *lengths, offset, cu_seqlens_q, cu_seqlens_k, device)
         program, tables, scalars = mask.flatten(ctx)
     by_tensor = isinstance(offset, Tensor)
     return (

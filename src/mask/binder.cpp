@@ -145,7 +145,12 @@ void LengthChecker::check(const char* name, std::int64_t length, i32& packed,
   if (packed) {
     const TensorView& cu = has(dims, 'Q') ? shape_.cu_seqlens_q : shape_.cu_seqlens_k;
     const std::int64_t covered = data_of<const i32>(cu)[shape_.B * cu.stride[0]];
-    packed = length == covered || length == (has(dims, 'Q') ? shape_.Tq : shape_.Tk);
+    const std::int64_t tokens = has(dims, 'Q') ? shape_.Tq : shape_.Tk;
+    packed = length == covered || length == tokens;
+    if (!packed && tokens < 0 && length > covered && shape_.B > 1) {
+      value_error(leaf_, ": ", name, " has ", length, " entries, but the sequences cover ", covered,
+                  " tokens; cut what lies behind the last one off");
+    }
     binder_.varies_by_batch |= packed != 0;
   }
   if (packed || has(dims, 'P')) return;

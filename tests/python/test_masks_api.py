@@ -13,7 +13,7 @@ import jali
 import numpy as np
 import pytest
 import torch
-from jali._mask import leaf_kind
+from jali._mask import CallContext, DerivedMask, leaf_kind, mask_class
 from jali.cli import parse_mask
 from torch import Tensor
 
@@ -247,6 +247,41 @@ def test_varlen_dense_and_tiles() -> None:
     assert torch.equal(cells[0, 0, :2], torch.arange(4) <= torch.arange(2)[:, None] + 2)
     assert torch.equal(cells[1, 0, :, :1], torch.arange(1) <= torch.arange(3)[:, None] - 2)
     assert not cells[0, 0, 2:].any() and not cells[1, 0, :, 1:].any()
+
+
+def test_derived_masks_are_told_where_the_tables_are() -> None:
+    seen = []
+
+    @mask_class
+    class Spy(DerivedMask):
+        table: Tensor
+
+        def lower(self, ctx: CallContext) -> jali.Mask:
+            seen.append(ctx.device)
+            return jali.CausalMask()
+
+    (jali.CausalMask() & ~Spy(torch.ones(2, device="meta"))).dense(1, 1, 2, 2)
+    (jali.CausalMask() & ~Spy(torch.ones(2))).dense(1, 1, 2, 2)
+    assert [device.type for device in seen] == ["meta", "cpu"]
+
+
+def test_varlen_dense_refuses_packed_tables_with_a_tail() -> None:
+    cu = torch.tensor([0, 2, 5])
+    ids = torch.tensor([0, 0, 1, 1, 2])
+    cells = jali.DocumentMask(ids).dense(2, 1, 3, 3, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    assert cells[0, 0, :2, :2].all() and cells[1, 0].int().tolist() == [
+        [1, 1, 0],
+        [1, 1, 0],
+        [0, 0, 1],
+    ]
+    tail = torch.cat([ids, ids[:2]])  # its length is no padded one either: nobody could tell
+    for ask in (jali.DocumentMask(tail).dense, jali.DocumentMask(tail).tiles):
+        with pytest.raises(ValueError, match="7 entries, but the sequences cover 5 tokens"):
+            ask(2, 1, 3, 3, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    q = torch.randn(7, 1, 4)  # the call itself knows how many tokens there are
+    out = jali.attention_varlen(q, q, q, cu, cu, jali.DocumentMask(tail))
+    want = jali.attention_varlen(q[:5], q[:5], q[:5], cu, cu, jali.DocumentMask(ids))
+    assert torch.equal(out[:5], want)
 
 
 # What constructors take and refuse

@@ -329,6 +329,26 @@ def test_plan_is_the_mask_and_checks_the_shape() -> None:
         jali.attention(q, k, v, shifted, q_offset=2)
 
 
+def test_a_plan_refuses_another_tensor_of_offsets() -> None:
+    q, k, v = inputs(grad=False)
+    offsets = torch.tensor([1, 3])
+    plan = jali.plan(jali.CausalMask(), B, HQ, HKV, LQ, LK, q_offset=offsets)
+    want = jali.attention(q, k, v, jali.CausalMask(), q_offset=offsets)
+    for same in (None, offsets, offsets.clone(), [1, 3]):
+        assert torch.equal(jali.attention(q, k, v, plan, q_offset=same), want)
+    for other in (torch.tensor([1, 2]), torch.tensor([1]), 1, torch.tensor([1, 3, 0])):
+        with pytest.raises(ValueError, match=r"q_offset = \[1, 3\], but the call has"):
+            jali.attention(q, k, v, plan, q_offset=other)
+    number = jali.plan(jali.CausalMask(), B, HQ, HKV, LQ, LK, q_offset=1)
+    want = jali.attention(q, k, v, jali.CausalMask(), q_offset=1)
+    assert torch.equal(jali.attention(q, k, v, number, q_offset=torch.tensor([1, 1])), want)
+    with pytest.raises(ValueError, match=r"q_offset = 1, but the call has \[1, 2\]"):
+        jali.attention(q, k, v, number, q_offset=torch.tensor([1, 2]))
+    free = jali.plan(jali.CausalMask(), B, HQ, HKV, LQ, LK)
+    with pytest.raises(ValueError, match=r"q_offset = None, but the call has 0"):
+        jali.attention(q, k, v, free, q_offset=0)
+
+
 # Varlen
 
 
