@@ -1,20 +1,15 @@
-// The forward kernel for Hopper, with and without a mask: it must compile without spills.
-#include "cuda/variant/fwd_sm90.cuh"
-#include "mask/leaf/causal.h"
-#include "mask/leaf/prefix.h"
-#include "mask/leaf/window.h"
+// The forward kernel for Hopper over dims and masks.
+#include "nvrtc/fwd.h"
 
-using namespace jali;
-using namespace jali::cuda;
-
-#define FORWARD(name, T, ...)                                                                  \
-  using Mask_##name = __VA_ARGS__;                                                             \
-  extern "C" __global__ void __launch_bounds__(384, 1)                                         \
-      name(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k, \
-           const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ForwardArgs a,    \
-           const __grid_constant__ Mask_##name mask) {                                         \
-    Forward<ptx::T, 128, 128, 128, Mask_##name, true>::run<40, 232>(q, k, v, a, mask);         \
-  }
-FORWARD(full, BF16, NoMask)
-FORWARD(causal, FP16, leaf::Causal)
-FORWARD(streaming, BF16, And<leaf::Causal, Or<leaf::Window, leaf::Prefix>>)
+FORWARD(full_128, BF16, 128, 128, NoMask)
+FORWARD(causal_128, FP16, 128, 128, leaf::Causal)
+FORWARD(streaming_128, BF16, 128, 128, Streaming)
+FORWARD(documents_128, BF16, 128, 128, Documents)
+FORWARD(causal_64, BF16, 64, 64, leaf::Causal)
+FORWARD(full_96, BF16, 96, 96, NoMask)
+FORWARD(causal_192, BF16, 192, 192, leaf::Causal)
+FORWARD(causal_192_128, BF16, 192, 128, leaf::Causal)
+FORWARD(full_256, BF16, 256, 256, NoMask)
+FORWARD(causal_256, FP16, 256, 256, leaf::Causal)
+FORWARD(full_64_256, BF16, 64, 256, NoMask)
+FORWARD(full_256_64, BF16, 256, 64, NoMask)

@@ -6,6 +6,7 @@
 namespace jali::cuda {
 
 struct NoMask {
+  static constexpr bool kRowsReadTables = false, kColsReadTables = false;
   struct Row {};
   struct Col {};
   using RowBlock = Row;

@@ -14,8 +14,8 @@ struct RowState {
 
 /// Takes the maximum of the scores into the state. `shift` is what exp2(s · scale - shift) subtracts,
 /// `rescale` what earlier sums and outputs are multiplied by. kFirst: there is nothing earlier.
-/// A row that has seen nothing gets shift 0, so that no infinities are subtracted.
-template <bool kFirst, i32 kScores>
+/// kHides: a row may have seen nothing; it gets shift 0, so that no infinities are subtracted.
+template <bool kFirst, bool kHides, i32 kScores>
 JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& state,
                               float (&shift)[2], float (&rescale)[2]) {
   using namespace ptx;
@@ -35,7 +35,7 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& 
     if (!kFirst) top = maximum(top, state.max[e]);
     top = maximum(top, shuffle_xor(top, 1));
     top = maximum(top, shuffle_xor(top, 2));
-    shift[e] = (top == -infinity() ? 0.0f : top) * scale;
+    shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
     rescale[e] = kFirst ? 0.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
     state.max[e] = top;
   }

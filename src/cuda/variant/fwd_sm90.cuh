@@ -1,40 +1,82 @@
-// Forward, sm_90a: dense tiles from an inline source, D and Dv multiples of 64 up to 128.
+// Forward, sm_90a: tiles from an inline source, D and Dv up to 256.
 //
-// Serves    fp16, bf16; GQA; any mask of closed-form leaves.
-// Tensors   q [B, Hq, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] as TMA boxes {64, rows, 1, 1,
-//           dim / 64}; out and lse by pointer and strides.
+// Serves    fp16, bf16; GQA; padded and packed (varlen) layouts; any mask of closed-form leaves or
+//           stored blocks; softcap, biases, ALiBi, sinks, dropout. kD and kDv: D and Dv rounded up
+//           to multiples of 32.
+// Tensors   q, k, v as rank-4 TMA maps {D, tokens, heads, B} with boxes {64, rows or keys, 1, 1} under
+//           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. out and
+//           lse by pointer and strides; rows of out start at multiples of 16 bytes.
 // Roles     warpgroup 0: warp 0 loads (persistent; takes row tiles from a counter, longest first
-//           within a section of heads, classifies 32 key tiles at a time). Warpgroups 1 and 2:
-//           64 rows each; S of the next key tile is in flight with O += P V of the last one, across
-//           row tiles too, and the two take turns at the tensor cores.
-// Shared    Q 2 slots, K and V 2 stages each, as [dim / 64][rows][64] under the 128-byte swizzle.
+//           within a section of heads, classifies 32 key tiles at a time). The other warpgroups: 64
+//           rows each; S of the next key tile is in flight with O += P V of the last one, across
+//           row tiles too, and they take turns at the tensor cores.
+// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; notes from the loader.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader; q_empty, k_empty, v_empty: one
-//           arrival a consumer warp (8), when the tensor cores have read the slot.
+//           arrival a consumer warp, when the tensor cores have read the slot.
 #pragma once
 
-#include "base/hd.h"
+#include "cuda/kernel/sequences.h"
+#include "cuda/tile/scores.h"
 
 namespace jali::cuda {
 
+/// How a kernel divides its work. Every constant here is one that the host needs, too.
+struct ForwardShape {
+  i32 warpgroups = 2;  // consumers, 64 rows each
+  i32 keys = 128;      // of a key tile, a multiple of 64
+  i32 slots = 2;       // of Q
+  i32 stages = 2;      // of K and of V
+  bool turns = true;   // consumers take turns at the tensor cores
+  i32 loader_registers = 64, consumer_registers = 224;
+
+  constexpr i32 rows() const { return 64 * warpgroups; }
+  constexpr i32 threads() const { return 128 * (1 + warpgroups); }
+  static constexpr i32 padded(i32 D) { return (D + 63) / 64 * 64; }
+  constexpr i32 tile_bytes(i32 D, i32 Dv) const {
+    return 2 * (slots * rows() * padded(D) + stages * keys * (padded(D) + padded(Dv)));
+  }
+  /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
+  constexpr i32 shared_bytes(i32 D, i32 Dv) const { return tile_bytes(D, Dv) + 384 + 1024; }
+  constexpr bool fits(i32 D, i32 Dv) const {
+    return shared_bytes(D, Dv) <= 227 * 1024 && keys * 3 / 4 + Dv / 2 <= 176;
+  }
+};
+/// The shape for kD and kDv, multiples of 32 up to 256.
+constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options = {}) {
+  ForwardShape s;
+  // What options load or draw for a tile of 128 keys would spill.
+  if (options.per_cell()) s.keys = 64;
+  if (!s.fits(kD, kDv)) s.slots = 1;
+  if (s.fits(kD, kDv)) return s;
+  s.slots = 2;
+  s.keys = 64;
+  if (!s.fits(kD, kDv)) s.slots = 1;
+  return s;
+}
+
 /// What differs from call to call; passed by value.
 struct ForwardArgs {
-  i32 num_tiles;       // row tiles of all heads and sequences
-  i32 tiles_per_head;  // ceil(Lq / kRows)
+  Sequences seq;
+  ScoreArgs scores;
+  i32 Dv;              // at most kDv, a multiple of 8
+  i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads()
+  i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 section;         // heads whose K and V stay in L2 together
-  i32 B, Hq, group;    // group: Hq / Hkv
-  i32 Lq, Lk, q_offset;
-  float scale_log2;  // scale · log2(e)
-  i32* counter;      // [0] row tiles taken, [1] blocks done; zero before and after
-  void* out;
-  float* lse;
+  i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
+  void* out;           // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
+  float* lse;          // [b, h, l]
   i64 out_stride_b, out_stride_h, out_stride_l;  // elements
-  i64 lse_stride_b, lse_stride_h;
+  i64 lse_stride_b, lse_stride_h, lse_stride_l;
+
+  JALI_HD i32 heads() const { return seq.varlen() ? seq.Hq : seq.B * seq.Hq; }
 };
 
 }  // namespace jali::cuda
 
 #if defined(__CUDACC_RTC__)
 #include "cuda/ptx/copy.h"
+#include "cuda/ptx/shared.h"
+#include "cuda/tile/no_mask.h"
 #include "cuda/tile/softmax.h"
 #include "mask/combine.h"
 
@@ -42,35 +84,28 @@ namespace jali::cuda {
 
 using namespace ptx;
 
-/// Every cell is visible.
-struct NoMask {
-  struct Row {};
-  struct Col {};
-  using RowBlock = Row;
-  using ColBlock = Col;
-  JALI_HD Row row(const Frame&, i32) const { return {}; }
-  JALI_HD Col col(const Frame&, i32) const { return {}; }
-  JALI_HD bool visible(Row, Col) const { return true; }
-  JALI_HD RowBlock rows(const Frame&, i32, i32) const { return {}; }
-  JALI_HD ColBlock cols(const Frame&, i32, i32) const { return {}; }
-  JALI_HD Tile classify(const Frame&, RowBlock, ColBlock) const { return Tile::kFull; }
-  JALI_HD Span key_span(const Frame&, RowBlock) const { return everything(); }
-};
-
-/// T: BF16 or FP16. kKeys: keys of a tile. M: the mask.
-template <class T, i32 kD, i32 kDv, i32 kKeys, class M, bool kPingPong, bool kPin = true>
+/// T: BF16 or FP16. M: the mask.
+template <class T, i32 kD, i32 kDv, class M, ScoreOptions kOptions = ScoreOptions{},
+          ForwardShape kShape = forward_shape(kD, kDv, kOptions)>
 struct Forward {
-  static constexpr i32 kRows = 128, kStages = 2, kSlots = 2;
-  static constexpr i32 kConsumerWarps = 8;
-  static constexpr i32 kQBytes = kRows * kD * 2, kKBytes = kKeys * kD * 2,
-                       kVBytes = kKeys * kDv * 2;
+  static constexpr i32 kRows = kShape.rows(), kKeys = kShape.keys;
+  static constexpr i32 kSlots = kShape.slots, kStages = kShape.stages;
+  static constexpr i32 kConsumers = kShape.warpgroups;
+  static constexpr i32 kParts = ceil_div(kD, 64), kPartsV = ceil_div(kDv, 64);
+  static constexpr i32 kRowBytes = 128;  // of 64 columns
+  static constexpr i32 kQBytes = kRows * kParts * kRowBytes, kKBytes = kKeys * kParts * kRowBytes,
+                       kVBytes = kKeys * kPartsV * kRowBytes;
   static constexpr i32 kQ = 0, kK = kQ + kSlots * kQBytes, kV = kK + kStages * kKBytes;
   static constexpr i32 kBarriers = kV + kStages * kVBytes;
-  static constexpr i32 kNotes = kBarriers + 128;
-  static constexpr i32 kSharedBytes = kNotes + 64 + 1024;  // the base is aligned to 1024 by hand
+  static constexpr i32 kNotes = kBarriers + 192, kTiles = kNotes + 32;
+  static_assert(kKeys % 64 == 0 && kStages <= 4 && kSlots <= 2);
+  static_assert(kTiles + 4 * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   // What the loader says of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
+  // PERF: notes lie in a ring of 8; that of a key tile is there one tile ahead, before k_full of the
+  // tile before it, so that no consumer waits for it. Row tiles lie in a ring of 4, written before
+  // q_full; consumers read them again whenever they need them, which costs no registers.
 
   struct Shared {
     u32 base;
@@ -81,46 +116,61 @@ struct Forward {
     JALI_DEVICE u32 q_full(i32 slot) const { return barrier(slot); }
     JALI_DEVICE u32 q_empty(i32 slot) const { return barrier(2 + slot); }
     JALI_DEVICE u32 k_full(i32 stage) const { return barrier(4 + stage); }
-    JALI_DEVICE u32 k_empty(i32 stage) const { return barrier(6 + stage); }
-    JALI_DEVICE u32 v_full(i32 stage) const { return barrier(8 + stage); }
-    JALI_DEVICE u32 v_empty(i32 stage) const { return barrier(10 + stage); }
-  };
-  /// Written by the loader. PERF: the note of a key tile is there one tile ahead, before k_full of
-  /// the tile before it, so that no consumer waits for it; the row tile before q_full.
-  struct Notes {
-    i32 note[4], tile[2];
+    JALI_DEVICE u32 k_empty(i32 stage) const { return barrier(8 + stage); }
+    JALI_DEVICE u32 v_full(i32 stage) const { return barrier(12 + stage); }
+    JALI_DEVICE u32 v_empty(i32 stage) const { return barrier(16 + stage); }
+    JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % 8 * 4; }
+    JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % 4 * 32; }
   };
 
-  struct Place {
-    i32 b, h, row;
+  /// A row tile: rows [row, row + kRows) of a sequence and head.
+  struct RowTile {
+    Frame f;
+    i32 row;
+
+    JALI_DEVICE void store(u32 shared) const {
+      store_shared(shared, f.b, f.h, row, f.num_rows);
+      store_shared(shared + 16, f.num_keys, f.q_offset, f.q_start, f.k_start);
+    }
+    JALI_DEVICE static RowTile load(u32 shared) {
+      RowTile t;
+      load_shared(shared, t.f.b, t.f.h, t.row, t.f.num_rows);
+      load_shared(shared + 16, t.f.num_keys, t.f.q_offset, t.f.q_start, t.f.k_start);
+      return t;
+    }
+    JALI_DEVICE i64 out(const ForwardArgs& a, i32 r) const {
+      return f.b * a.out_stride_b + f.h * a.out_stride_h + i64{f.q_start + r} * a.out_stride_l;
+    }
+    JALI_DEVICE i64 lse(const ForwardArgs& a, i32 r) const {
+      return f.b * a.lse_stride_b + f.h * a.lse_stride_h + i64{f.q_start + r} * a.lse_stride_l;
+    }
   };
-  JALI_DEVICE static Place place(const ForwardArgs& a, i32 tile) {
+  /// Row tile number `tile`; behind the end of its sequence if row >= num_rows.
+  JALI_DEVICE static RowTile row_tile(const ForwardArgs& a, i32 tile) {
     const i32 per_section = a.section * a.tiles_per_head;
     const i32 first = tile / per_section * a.section;
-    const i32 heads = min_of(a.section, a.B * a.Hq - first);
+    const i32 heads = min_of(a.section, a.heads() - first);
     const i32 rest = tile % per_section;
     const i32 head = first + rest % heads;
     // The last rows come first: under a causal mask they are the longest.
-    return {head / a.Hq, head % a.Hq, (a.tiles_per_head - 1 - rest / heads) * kRows};
-  }
-  JALI_DEVICE static Frame frame(const ForwardArgs& a, Place at) {
-    Frame f;
-    f.b = at.b;
-    f.h = at.h;
-    f.num_rows = a.Lq;
-    f.num_keys = a.Lk;
-    f.q_offset = a.q_offset;
-    return f;
+    const i32 slot = a.tiles_per_head - 1 - rest / heads;
+    if (!a.seq.varlen()) {
+      return {frame_of(a.seq, head / a.seq.Hq, head % a.seq.Hq), slot * kRows};
+    }
+    const i32 b = sequence_of(a.seq.cu_q, a.seq.B, slot, kRows);
+    const Frame f = frame_of(a.seq, b, head);
+    return {f, (slot - first_slot(f.q_start, b, kRows)) * kRows};
   }
 
   // ---- loader ---------------------------------------------------------------------------------
   struct Loader {
     const Shared& sm;
-    volatile Notes* notes;
     const TensorMap &map_k, &map_v;
-    u32 num_k = 0, num_v = 0;         // key tiles whose K / V went out
-    i32 k_key = 0, k_b = 0, k_h = 0;  // of the tile whose K is due (its note is out)
-    i32 v_key = 0, v_b = 0, v_h = 0;  // of the tile whose V is due
+    struct Source {
+      i32 token, b, h;
+    };
+    u32 num_k = 0, num_v = 0;  // key tiles whose K / V went out
+    Source k{}, v{};           // the tile whose K is due (its note is out); whose V is due
     bool pending = false;
 
     JALI_DEVICE void load_v() {
@@ -128,30 +178,32 @@ struct Forward {
       ++num_v;
       barrier_wait(sm.v_empty(stage), parity ^ 1);
       barrier_expect(sm.v_full(stage), kVBytes);
-      load_box(sm.v(stage), map_v, sm.v_full(stage), 0, v_key, v_h, v_b, 0);
+      for (i32 n = 0; n < kPartsV; ++n) {
+        load_box(sm.v(stage) + n * kKeys * kRowBytes, map_v, sm.v_full(stage), 64 * n, v.token, v.h,
+                 v.b);
+      }
     }
     /// Announces a tile, then loads the one announced before: its K, and V of the one before that,
     /// which is the consumers' order.
-    JALI_DEVICE void announce(i32 note, i32 b, i32 h) {
-      notes->note[(num_k + pending) % 4] = note;
+    JALI_DEVICE void announce(i32 note, Source from) {
+      store_shared(sm.note(num_k + pending), note);
       if (pending) {
         const u32 stage = num_k % kStages, parity = num_k / kStages & 1;
         barrier_wait(sm.k_empty(stage), parity ^ 1);
         barrier_expect(sm.k_full(stage), kKBytes);
-        load_box(sm.k(stage), map_k, sm.k_full(stage), 0, k_key, k_h, k_b, 0);
+        for (i32 n = 0; n < kParts; ++n) {
+          load_box(sm.k(stage) + n * kKeys * kRowBytes, map_k, sm.k_full(stage), 64 * n, k.token,
+                   k.h, k.b);
+        }
         if (num_k > 0) load_v();
         ++num_k;
-        v_key = k_key;
-        v_b = k_b;
-        v_h = k_h;
+        v = k;
       }
       pending = true;
-      k_key = (note >> 3) * kKeys;
-      k_b = b;
-      k_h = h;
+      k = from;
     }
     JALI_DEVICE void finish() {
-      announce(kEnd, 0, 0);
+      announce(kEnd, {});
       if (num_k == 0) {  // nothing at all: the consumers wait for the first K
         barrier_expect(sm.k_full(0), 0);
       } else {
@@ -160,73 +212,82 @@ struct Forward {
     }
   };
 
-  JALI_DEVICE static void write_empty(const ForwardArgs& a, Place at, i32 lane) {
-    using Half = u16;
-    for (i32 r = 0; r < kRows && at.row + r < a.Lq; ++r) {
-      Half* out = static_cast<Half*>(a.out) + at.b * a.out_stride_b + at.h * a.out_stride_h +
-                  (at.row + r) * a.out_stride_l;
-      for (i32 d = lane; d < kDv; d += 32) out[d] = 0;
-      if (lane == 0)
-        a.lse[at.b * a.lse_stride_b + at.h * a.lse_stride_h + at.row + r] = -infinity();
+  /// A row tile whose rows see no key: zeros.
+  JALI_DEVICE static void write_empty(const ForwardArgs& a, const RowTile& t, i32 lane) {
+    const i32 rows = min_of(kRows, t.f.num_rows - t.row), parts = a.Dv / 8;
+    const float lse = kOptions.sinks ? a.scores.sinks[t.f.h] : -infinity();
+#pragma unroll 1
+    for (i32 n = lane; n < rows * parts; n += 32) {
+      u16* out = static_cast<u16*>(a.out) + t.out(a, t.row + n / parts) + n % parts * 8;
+      *reinterpret_cast<uint4*>(out) = uint4{0, 0, 0, 0};
     }
+#pragma unroll 1
+    for (i32 r = lane; r < rows; r += 32) a.lse[t.lse(a, t.row + r)] = lse;
   }
 
   JALI_DEVICE static void produce(const ForwardArgs& a, const M& mask, const Shared& sm,
-                                  volatile Notes* notes, const TensorMap& map_q,
-                                  const TensorMap& map_k, const TensorMap& map_v) {
+                                  const TensorMap& map_q, const TensorMap& map_k,
+                                  const TensorMap& map_v) {
     const i32 lane = threadIdx.x & 31;
-    Loader loader{sm, notes, map_k, map_v};
+    const bool varlen = a.seq.varlen();
+    Loader loader{sm, map_k, map_v};
     i32 opened = 0;  // row tiles with at least one active key tile
     i32 tile = blockIdx.x;
 #pragma unroll 1
     while (tile < a.num_tiles) {
       i32 next = 0;
       if (lane == 0) next = gridDim.x + atomicAdd(a.counter, 1);
-      const Place at = place(a, tile);
-      const Frame f = frame(a, at);
-      const i32 h_kv = at.h / a.group;
-      const typename M::RowBlock rows = mask.rows(f, at.row, min_of(at.row + kRows, a.Lq));
-      const Span span = mask.key_span(f, rows);
-      const i32 begin = max_of(span.begin, 0) / kKeys;
-      i32 end = ceil_div(min_of(span.end, a.Lk), kKeys);
-      bool first = true;
+      const RowTile t = row_tile(a, tile);
+      if (t.row < t.f.num_rows) {
+        const i32 row_end = min_of(t.row + kRows, t.f.num_rows), num_keys = t.f.num_keys;
+        const typename M::RowBlock rows = mask.rows(t.f, t.row, row_end);
+        const Span span = mask.key_span(t.f, rows);
+        const i32 begin = max_of(span.begin, 0) / kKeys;
+        i32 end = ceil_div(min_of(span.end, num_keys), kKeys);
+        const i32 b = varlen ? 0 : t.f.b;
+        bool first = true;
 #pragma unroll 1
-      for (; end > begin; end -= 32) {
-        const i32 c = end - 1 - lane;  // lane 0 has the last one
-        Tile cls = Tile::kEmpty;
-        if (c >= begin) {
-          cls = mask.classify(f, rows, mask.cols(f, c * kKeys, min_of((c + 1) * kKeys, a.Lk)));
-          // A tile that hangs over the end has columns to hide.
-          if (cls == Tile::kFull && (c + 1) * kKeys > a.Lk) cls = Tile::kPartial;
-        }
-        u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
-        const u32 partial = __ballot_sync(0xffffffffu, cls == Tile::kPartial);
+        for (; end > begin; end -= 32) {
+          const i32 c = end - 1 - lane;  // lane 0 has the last one
+          Tile cls = Tile::kEmpty;
+          if (c >= begin) {
+            const i32 key_end = min_of((c + 1) * kKeys, num_keys);
+            cls = mask.classify(t.f, rows, mask.cols(t.f, c * kKeys, key_end));
+            // A tile that hangs over the end has columns to hide.
+            if (cls == Tile::kFull && (c + 1) * kKeys > num_keys) cls = Tile::kPartial;
+          }
+          u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
+          const u32 partial = __ballot_sync(0xffffffffu, cls == Tile::kPartial);
 #pragma unroll 1
-        while (active) {
-          const i32 n = __ffs(active) - 1;
-          active &= active - 1;
-          if (lane == 0) {
-            // Q after the announcement: it sends off the last key tile of the row tile before,
-            // without which the consumers may never free Q's slot.
-            loader.announce(
-                (end - 1 - n) << 3 | (first ? kFirst : 0) | (partial >> n & 1) * kPartial, at.b,
-                h_kv);
-            if (first) {
-              const i32 slot = opened % kSlots;
-              barrier_wait(sm.q_empty(slot), (opened / kSlots & 1) ^ 1);
-              notes->tile[slot] = tile;
-              barrier_expect(sm.q_full(slot), kQBytes);
-              for (i32 half = 0; half < 2; ++half) {  // one box a consumer warpgroup
-                load_box(sm.q(slot) + half * (kQBytes / 2), map_q, sm.q_full(slot), 0,
-                         at.row + 64 * half, at.h, at.b, 0);
+          while (active) {
+            const i32 n = __ffs(active) - 1;
+            active &= active - 1;
+            if (lane == 0) {
+              const i32 index = end - 1 - n;
+              const i32 note =
+                  index << 3 | (first ? kFirst : 0) | (partial >> n & 1 ? kPartial : 0);
+              // Q after the announcement: it sends off the last key tile of the row tile before,
+              // without which the consumers may never free Q's slot.
+              loader.announce(note, {t.f.k_start + index * kKeys, b, t.f.h / a.seq.group});
+              if (first) {
+                const i32 slot = opened % kSlots;
+                barrier_wait(sm.q_empty(slot), (opened / kSlots & 1) ^ 1);
+                t.store(sm.tile(opened));
+                barrier_expect(sm.q_full(slot), kQBytes);
+                for (i32 wg = 0; wg < kConsumers; ++wg) {
+                  for (i32 part = 0; part < kParts; ++part) {
+                    load_box(sm.q(slot) + (wg * kParts + part) * 64 * kRowBytes, map_q,
+                             sm.q_full(slot), 64 * part, t.f.q_start + t.row + 64 * wg, t.f.h, b);
+                  }
+                }
               }
             }
+            if (first) ++opened;
+            first = false;
           }
-          if (first) ++opened;
-          first = false;
         }
+        if (first) write_empty(a, t, lane);
       }
-      if (first) write_empty(a, at, lane);
       tile = broadcast(next);
     }
     if (lane == 0) {
@@ -244,84 +305,152 @@ struct Forward {
     const ForwardArgs& a;
     const M& mask;
     const Shared& sm;
-    volatile Notes* notes;
-    i32 wg, lane, row;  // row: of this thread's first row in the row tile
+    i32 wg, lane;
+    u64 seed;  // of dropout
 
     u32 count = 0;           // key tiles whose S was made
     i32 opened = 0;          // row tiles
-    Place at{};              // the row tile
     i32 note = 0, next = 0;  // the key tile and the one after it
 
     float s[kKeys / 2], o[kDv / 2];
     u32 p[kKeys / 4];
+    u32 kept[kKeys / 16];  // dropout_bits of 32 keys: [keys / 32][2 rows]
     tile::RowState state;
     float shift[2], rescale[2];
 
     /// Waits for K number `count`. From then on the note of the tile after it can be read.
     JALI_DEVICE void wait_k() { barrier_wait(sm.k_full(count % kStages), count / kStages & 1); }
-    JALI_DEVICE i32 read_note(u32 n) { return broadcast(notes->note[n % 4]); }
+    JALI_DEVICE i32 read_note(u32 n) { return broadcast(load_shared(sm.note(n))); }
     /// Waits for the next Q.
     JALI_DEVICE void begin_row_tile() {
-      const i32 slot = opened % kSlots;
-      barrier_wait(sm.q_full(slot), opened / kSlots & 1);
-      at = place(a, broadcast(notes->tile[slot]));
+      barrier_wait(sm.q_full(opened % kSlots), opened / kSlots & 1);
       ++opened;
     }
+    /// The row of the row tile that this thread's first row is.
+    JALI_DEVICE i32 row() { return (threadIdx.x - 128) / 32 * 16 + (lane >> 2); }
+    /// Of the scores in s, to units of log2(e).
+    JALI_DEVICE float scale() { return kOptions.adjusts() ? 1.0f : a.scores.scale * kLog2E; }
+    JALI_DEVICE RowTile row_tile() { return RowTile::load(sm.tile(opened - 1)); }
+    JALI_DEVICE i32 first_key() { return (note >> 3) * kKeys; }
+    /// The first key of this thread in the accumulators' block j of 8 keys.
+    JALI_DEVICE i32 key_of(i32 j) { return first_key() + 8 * j + 2 * (lane & 3); }
 
     JALI_DEVICE void multiply_qk(i32 slot, i32 stage) {
-      const u32 q = descriptor(sm.q(slot) + wg * (kQBytes / 2), 16);
+      const u32 q = descriptor(sm.q(slot) + wg * (kQBytes / kConsumers), 16);
       const u32 k = descriptor(sm.k(stage), 16);
 #pragma unroll
       for (i32 t = 0; t < kD / 16; ++t) {
-        Wgmma<T, kKeys, false>::ss(s, q + t / 4 * (64 * 128 / 16) + t % 4 * 2,
-                                   k + t / 4 * (kKeys * 128 / 16) + t % 4 * 2, t > 0);
+        Wgmma<T, kKeys, false>::ss(s, q + t / 4 * (64 * kRowBytes / 16) + t % 4 * 2,
+                                   k + t / 4 * (kKeys * kRowBytes / 16) + t % 4 * 2, t > 0);
       }
     }
     JALI_DEVICE void multiply_pv(i32 stage) {
-      const u32 v = descriptor(sm.v(stage), kKeys * 128);
+      const u32 v = descriptor(sm.v(stage), kKeys * kRowBytes);
 #pragma unroll
       for (i32 t = 0; t < kKeys / 16; ++t) {
-        Wgmma<T, kDv, true>::rs(o, p + 4 * t, v + t * (2048 / 16), 1);
+        Wgmma<T, kDv, true>::rs(o, p + 4 * t, v + t * (16 * kRowBytes / 16), 1);
       }
     }
+    JALI_DEVICE void finish_pv(i32 stage) {
+      wgmma_wait<0>();
+      tie(o);
+      tie(p);
+      barrier_arrive_if(sm.v_empty(stage), lane == 0);
+    }
+    /// The tensor cores have read K, and Q for the last time if the next key tile needs another.
+    JALI_DEVICE void free_k(i32 stage) {
+      barrier_arrive_if(sm.k_empty(stage), lane == 0);
+      barrier_arrive_if(sm.q_empty((opened - 1) % kSlots),
+                        lane == 0 && (next & (kFirst | kEnd)) != 0);
+    }
 
-    /// Cells of a partial tile that are not visible get a score of -infinity.
-    JALI_DEVICE void hide() {
-      const Frame f = frame(a, at);
-      const i32 key0 = (note >> 3) * kKeys;
-      const typename M::Row r0 = mask.row(f, at.row + row), r1 = mask.row(f, at.row + row + 8);
+    /// Products to scores.
+    JALI_DEVICE void adjust() {
+      const RowTile t = row_tile();
+      const Scores<T, kOptions> scores(a.scores, t.f);
+      const i32 i0 = t.row + row();
+      const i64 bias[2] = {scores.bias_row(i0), scores.bias_row(i0 + 8)};
 #pragma unroll
       for (i32 j = 0; j < kKeys / 8; ++j) {
+        const i32 key = key_of(j);
+        // PERF: no load moves across; ptxas would load for the whole tile at once, and spill.
+        if (kOptions.loads() && j % 4 == 0) __syncwarp();
+        const float shared[2] = {scores.key_bias(key), scores.key_bias(key + 1)};
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          float added[2] = {shared[0], shared[1]}, steepness;
+          scores.add_bias(bias[e], key, added);
+#pragma unroll
+          for (i32 x = 0; x < 2; ++x) {
+            float& at = s[4 * j + 2 * e + x];
+            at = scores.score(at, added[x], i0 + 8 * e, key + x, steepness);
+          }
+        }
+      }
+    }
+    /// Cells of a partial tile that are not visible get a score of -infinity.
+    JALI_DEVICE void hide() {
+      const RowTile t = row_tile();
+      const typename M::Row r0 = mask.row(t.f, t.row + row()), r1 = mask.row(t.f, t.row + row() + 8);
+#pragma unroll
+      for (i32 j = 0; j < kKeys / 8; ++j) {
+        if (M::kColsReadTables && j % 4 == 0) __syncwarp();  // see adjust()
 #pragma unroll
         for (i32 x = 0; x < 2; ++x) {
-          const i32 key = key0 + 8 * j + 2 * (lane & 3) + x;
-          const typename M::Col c = mask.col(f, key);
-          const bool in = key < a.Lk;
+          const i32 key = key_of(j) + x;
+          const typename M::Col c = mask.col(t.f, key);
+          const bool in = key < t.f.num_keys;
           if (!(in & mask.visible(r0, c))) s[4 * j + x] = -infinity();
           if (!(in & mask.visible(r1, c))) s[4 * j + 2 + x] = -infinity();
         }
       }
     }
-
-    /// Half a 2 x 2 transpose with the lane `lanes` away: the upper lane gives x, the lower one y.
-    JALI_DEVICE static void exchange(u32& x, u32& y, bool upper, i32 lanes) {
-      const u32 other = shuffle_xor(upper ? x : y, lanes);
-      x = upper ? other : x;
-      y = upper ? y : other;
+    /// Draws the numbers of dropout for the key tile.
+    JALI_DEVICE void draw() {
+      if constexpr (kOptions.dropout) {
+        const RowTile t = row_tile();
+#pragma unroll
+        for (i32 n = 0; n < kKeys / 16; ++n) {
+          kept[n] = dropout_bits(seed, a.scores.dropout_threshold, t.f, t.row + row() + 8 * (n % 2),
+                                 first_key() + 32 * (n / 2));
+        }
+      }
+    }
+    JALI_DEVICE void drop() {
+      if constexpr (kOptions.dropout) {
+#pragma unroll
+        for (i32 n = 0; n < kKeys / 16; ++n) {
+#pragma unroll
+          for (i32 c = 0; c < 8; ++c) {
+            float& at = s[16 * (n / 2) + 4 * (c / 2) + 2 * (n % 2) + c % 2];
+            at = kept[n] >> c & 1 ? at : 0.0f;
+          }
+        }
+      }
     }
 
     /// Out and LSE straight from registers: a 4 x 4 transpose in a quad, 16 bytes a lane.
-    JALI_DEVICE void store(const Place& at, const float (&max)[2], const float (&sum)[2]) {
+    JALI_DEVICE void store(const RowTile& t, const float (&max)[2], const float (&sum)[2]) {
       const i32 quad = lane & 3;
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
         float total = sum[e] + shuffle_xor(sum[e], 1);
         total += shuffle_xor(total, 2);
-        const float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-        const i32 r = at.row + row + 8 * e;
-        const bool in = r < a.Lq;
-        u16* out = static_cast<u16*>(a.out) + at.b * a.out_stride_b + at.h * a.out_stride_h +
-                   r * a.out_stride_l + quad * 8;
+        float top = max[e] * scale(), factor = 1;
+        if constexpr (kOptions.sinks) {
+          const float sink = a.scores.sinks[t.f.h] * kLog2E, higher = maximum(top, sink);
+          // Neither anything seen nor a sink: no infinities are subtracted.
+          const float finite = higher == -infinity() ? 0.0f : higher;
+          factor = exp2_fast(top - finite);
+          total = __fmaf_rn(total, factor, exp2_fast(sink - finite));
+          top = higher;
+        }
+        if constexpr (kOptions.dropout) factor *= a.scores.keep_scale;
+        // A NaN must come through.
+        const float inverse = total == 0.0f ? 0.0f : __fdividef(factor, total);
+        const i32 r = t.row + row() + 8 * e;
+        const bool in = r < t.f.num_rows;
+        u16* out = static_cast<u16*>(a.out) + t.out(a, r) + quad * 8;
 #pragma unroll
         for (i32 g = 0; g < kDv / 32; ++g) {
           u32 w[4];
@@ -330,22 +459,19 @@ struct Forward {
             w[x] = T::pack(o[16 * g + 4 * x + 2 * e] * inverse,
                            o[16 * g + 4 * x + 2 * e + 1] * inverse);
           }
-          exchange(w[0], w[1], quad & 1, 1);
-          exchange(w[2], w[3], quad & 1, 1);
-          exchange(w[0], w[2], quad & 2, 2);
-          exchange(w[1], w[3], quad & 2, 2);
+          transpose_quad(w, quad);
           asm volatile(
               "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
               "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(out + 32 * g),
-              "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(static_cast<i32>(in))
+              "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]),
+              "r"(static_cast<i32>(in & (32 * g + 8 * quad < a.Dv)))
               : "memory");
         }
-        const float lse =
-            total > 0.0f ? (max[e] * a.scale_log2 + log2_fast(total)) * 0.693147182f : -infinity();
-        float* to = a.lse + at.b * a.lse_stride_b + at.h * a.lse_stride_h + r;
+        const float lse = total == 0.0f ? -infinity() : (top + log2_fast(total)) * kLn2;
         asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(to),
-            "f"(lse), "r"(static_cast<i32>(in && quad == 0))
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(
+                a.lse + t.lse(a, r)),
+            "f"(lse), "r"(static_cast<i32>(in & (quad == 0)))
             : "memory");
       }
     }
@@ -354,8 +480,9 @@ struct Forward {
     template <bool kOpens>
     JALI_DEVICE void weigh() {
       float total[4] = {0, 0, 0, 0};
-      tile::exponentials<0, kKeys / 8>(s, a.scale_log2, shift, total);
+      tile::exponentials<0, kKeys / 8>(s, scale(), shift, total);
       tile::add_sums<kOpens>(state, rescale, total);
+      drop();
       tile::to_operand<T>(s, p);
     }
     JALI_DEVICE void clear_output() {
@@ -371,11 +498,13 @@ struct Forward {
       multiply_qk(0, 0);
       wgmma_commit();
       next = read_note(1);
+      draw();
       wgmma_wait<0>();
       tie(s);
-      barrier_arrive_if(sm.k_empty(0), lane == 0);
+      free_k(0);
+      if (kOptions.adjusts()) adjust();
       if (note & kPartial) hide();
-      tile::take_maximum<true>(s, a.scale_log2, state, shift, rescale);
+      tile::take_maximum<true, true>(s, scale(), state, shift, rescale);
       weigh<true>();
       clear_output();
       count = 1;
@@ -388,12 +517,11 @@ struct Forward {
     JALI_DEVICE void step() {
       const u32 v_stage = (count - 1) % kStages, v_parity = (count - 1) / kStages & 1;
       const u32 stage = count % kStages;
-      const Place before = at;
       note = next;
       wait_k();
       if (kOpens) begin_row_tile();
       const i32 slot = (opened - 1) % kSlots;
-      if (kPingPong) named_sync(1 + wg, 256);
+      if (kShape.turns) named_sync(1 + wg, 256);
       tie(p);
       tie(o);
       tie(s);
@@ -404,24 +532,26 @@ struct Forward {
       wgmma_fence();
       multiply_pv(v_stage);
       wgmma_commit();
-      if (kPingPong) named_arrive(2 - wg, 256);
+      if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
       next = read_note(count + 1);
+      draw();
       wgmma_wait<1>();
       tie(s);
-      barrier_arrive_if(sm.k_empty(stage), lane == 0);
-      if (kOpens) barrier_arrive_if(sm.q_empty(slot ^ 1), lane == 0);
+      free_k(stage);
+      // No P V beside work that needs P's registers.
+      constexpr bool kTight = (kHides && (kDv > 192 || M::kColsReadTables)) ||
+                              (kDv > 192 && kOptions.per_cell());
+      if (kTight) finish_pv(v_stage);
+      if (kOptions.adjusts()) adjust();
       if (kHides) hide();
       const float max[2] = {state.max[0], state.max[1]};
       const float sum[2] = {state.sum[0], state.sum[1]};
-      tile::take_maximum<kOpens>(s, a.scale_log2, state, shift, rescale);
-      if (kPin) pin(shift[0] + shift[1], sm.base + kBarriers);
-      wgmma_wait<0>();
-      tie(o);
-      tie(p);
-      barrier_arrive_if(sm.v_empty(v_stage), lane == 0);
+      tile::take_maximum<kOpens, kHides || kOptions.adjusts()>(s, scale(), state, shift, rescale);
+      pin(shift[0] + shift[1], sm.base + kBarriers);
+      if (!kTight) finish_pv(v_stage);
       weigh<kOpens>();
       if (kOpens) {
-        store(before, max, sum);
+        store(RowTile::load(sm.tile(opened - 2)), max, sum);
         clear_output();
       } else {
 #pragma unroll
@@ -446,15 +576,14 @@ struct Forward {
       wgmma_commit();
       wgmma_wait<0>();
       tie(o);
-      store(at, state.max, state.sum);
+      store(row_tile(), state.max, state.sum);
     }
   };
 
-  JALI_DEVICE static void consume(const ForwardArgs& a, const M& mask, const Shared& sm,
-                                  volatile Notes* notes, i32 wg) {
-    const i32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
-    Consumer c{a, mask, sm, notes, wg, lane, wg * 64 + warp * 16 + (lane >> 2)};
-    if (kPingPong && wg == 0) named_arrive(1, 256);
+  JALI_DEVICE static void consume(const ForwardArgs& a, const M& mask, const Shared& sm, i32 wg) {
+    Consumer c{a, mask, sm, wg, static_cast<i32>(threadIdx.x & 31)};
+    if constexpr (kOptions.dropout) c.seed = *a.scores.seed;
+    if (kShape.turns && wg == 0) named_arrive(1, 256);
     c.wait_k();
     c.note = c.read_note(0);
     if (c.note & kEnd) return;
@@ -471,32 +600,31 @@ struct Forward {
     c.close();
   }
 
-  template <i32 kLoaderRegisters, i32 kConsumerRegisters>
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const ForwardArgs& a, const M& mask) {
     extern __shared__ char raw[];
-    const u32 unaligned = shared_address(raw);
-    const Shared sm{(unaligned + 1023) & ~1023u};
-    volatile Notes* notes = reinterpret_cast<volatile Notes*>(raw + (sm.base - unaligned) + kNotes);
+    const Shared sm{(shared_address(raw) + 1023) & ~1023u};
     const i32 wg = broadcast(threadIdx.x >> 7);
     if (threadIdx.x == 0) {
-      for (i32 n = 0; n < 2; ++n) {
+      for (i32 n = 0; n < kSlots; ++n) {
         barrier_init(sm.q_full(n), 1);
+        barrier_init(sm.q_empty(n), 4 * kConsumers);
+      }
+      for (i32 n = 0; n < kStages; ++n) {
         barrier_init(sm.k_full(n), 1);
         barrier_init(sm.v_full(n), 1);
-        barrier_init(sm.q_empty(n), kConsumerWarps);
-        barrier_init(sm.k_empty(n), kConsumerWarps);
-        barrier_init(sm.v_empty(n), kConsumerWarps);
+        barrier_init(sm.k_empty(n), 4 * kConsumers);
+        barrier_init(sm.v_empty(n), 4 * kConsumers);
       }
       barrier_init_fence();
     }
     __syncthreads();
     if (wg == 0) {
-      give_registers<kLoaderRegisters>();
-      if (threadIdx.x < 32) produce(a, mask, sm, notes, map_q, map_k, map_v);
+      give_registers<kShape.loader_registers>();
+      if (threadIdx.x < 32) produce(a, mask, sm, map_q, map_k, map_v);
     } else {
-      take_registers<kConsumerRegisters>();
-      consume(a, mask, sm, notes, wg - 1);
+      take_registers<kShape.consumer_registers>();
+      consume(a, mask, sm, wg - 1);
     }
   }
 };

@@ -1,0 +1,155 @@
+// From q · k to scores: scale, softcap, biases, ALiBi; sinks and dropout. Forward and backward
+// kernels share this text. Order and meaning are those of the CPU (cpu/impl/scores.h).
+#pragma once
+
+#include "base/philox.h"
+#include "mask/leaf.h"
+
+namespace jali::cuda {
+
+/// What a bias is stored as.
+enum class BiasType : u8 { kNone, kHalf, kFloat };  // kHalf: the dtype of q
+
+/// What a kernel is compiled for; an option that is off costs nothing.
+struct ScoreOptions {
+  bool any_scale = false;  // the scale may be zero or negative
+  bool softcap = false;
+  BiasType bias = BiasType::kNone;
+  bool bias_pairs = false;  // keys 2 n and 2 n + 1 of a row of `bias` can be loaded as one
+  BiasType key_bias = BiasType::kNone;
+  bool alibi = false, sinks = false, dropout = false;
+
+  /// Whether something is loaded for cells.
+  constexpr bool loads() const { return bias != BiasType::kNone || key_bias != BiasType::kNone; }
+  /// Whether something is loaded or drawn for every cell.
+  constexpr bool per_cell() const { return loads() || dropout; }
+  /// Whether scores are more than a positive number times q · k.
+  constexpr bool adjusts() const {
+    return any_scale || softcap || alibi || loads();
+  }
+};
+
+/// bias [b, h / head_div, i, j] or key_bias [b, h / head_div, j]; stride 0 broadcasts. Rows and keys
+/// are clamped to [0, rows) and [0, keys). NOTE: keys of a packed key_bias count from the first
+/// token of all.
+struct BiasTable {
+  const void* data = nullptr;
+  i64 stride_b = 0, stride_h = 0, stride_q = 0, stride_k = 0;  // elements
+  i32 head_div = 1;
+  i32 rows = 1, keys = 1;
+};
+
+/// The numbers of the options.
+struct ScoreArgs {
+  float scale = 1;    // of q · k
+  float softcap = 0;  // > 0 where the option is on
+  BiasTable bias, key_bias;
+  const float* alibi_slopes = nullptr;  // [Hq]
+  const float* sinks = nullptr;         // [Hq]
+  const u64* seed = nullptr;            // of dropout, on the device
+  u32 dropout_threshold = 0;            // a cell is kept if its number is not below it
+  float keep_scale = 1;                 // of what is kept
+};
+
+constexpr float kLog2E = 1.44269504088896f;
+constexpr float kLn2 = 0.693147180559945f;
+
+}  // namespace jali::cuda
+
+#if defined(__CUDACC_RTC__)
+#include "cuda/ptx/math.h"
+
+namespace jali::cuda {
+
+/// The scores of one head. T: q's dtype.
+template <class T, ScoreOptions kOptions>
+struct Scores {
+  const ScoreArgs& a;
+  Frame f;
+  float slope = 0;  // ALiBi's
+
+  JALI_DEVICE Scores(const ScoreArgs& args, const Frame& frame) : a(args), f(frame) {
+    if constexpr (kOptions.alibi) slope = a.alibi_slopes[f.h];
+  }
+
+  template <BiasType kType>
+  JALI_DEVICE static float load(const void* data, i64 at) {
+    if constexpr (kType == BiasType::kFloat) return static_cast<const float*>(data)[at];
+    return T::value(static_cast<const u16*>(data)[at]);
+  }
+  /// Where row i of this head's bias starts.
+  JALI_DEVICE i64 bias_row(i32 i) const {
+    const BiasTable& t = a.bias;
+    return f.b * t.stride_b + f.h / t.head_div * t.stride_h +
+           clamp_to(i, 0, t.rows - 1) * t.stride_q;
+  }
+  /// Adds the bias of keys j and j + 1 of the row that starts at `row`; j is even.
+  JALI_DEVICE void add_bias(i64 row, i32 j, float (&to)[2]) const {
+    if constexpr (kOptions.bias == BiasType::kNone) return;
+    const BiasTable& t = a.bias;
+    if constexpr (kOptions.bias_pairs) {
+      const i64 at = row + min_of(j, t.keys - 2);
+      if constexpr (kOptions.bias == BiasType::kFloat) {
+        const float2 pair = *reinterpret_cast<const float2*>(static_cast<const float*>(t.data) + at);
+        to[0] += pair.x;
+        to[1] += pair.y;
+      } else {
+        const u32 pair = *reinterpret_cast<const u32*>(static_cast<const u16*>(t.data) + at);
+        to[0] += T::value(static_cast<u16>(pair));
+        to[1] += T::value(static_cast<u16>(pair >> 16));
+      }
+    } else {
+#pragma unroll
+      for (i32 x = 0; x < 2; ++x) {
+        to[x] += load<kOptions.bias>(t.data, row + min_of(j + x, t.keys - 1) * t.stride_k);
+      }
+    }
+  }
+  JALI_DEVICE float key_bias(i32 j) const {
+    if constexpr (kOptions.key_bias == BiasType::kNone) return 0;
+    const BiasTable& t = a.key_bias;
+    return load<kOptions.key_bias>(t.data, f.b * t.stride_b + f.h / t.head_div * t.stride_h +
+                                               min_of(f.k_start + j, t.keys - 1) * t.stride_k);
+  }
+
+  /// The score in units of log2(e), from q · k and what the biases add at (i, j). `steepness`
+  /// becomes d score / d (scale q · k).
+  JALI_DEVICE float score(float product, float added, i32 i, i32 j, float& steepness) const {
+    float x;
+    steepness = 1;
+    if constexpr (kOptions.softcap) {
+      const float t = ptx::tanh_fast(product * (a.scale / a.softcap));
+      steepness = 1 - t * t;
+      x = t * (a.softcap * kLog2E);
+    } else {
+      x = product * (a.scale * kLog2E);
+    }
+    if constexpr (kOptions.loads()) x = __fmaf_rn(added, kLog2E, x);
+    if constexpr (kOptions.alibi) {
+      const float distance = fabsf(static_cast<float>(i + f.q_offset - j));
+      x = __fmaf_rn(distance, -slope * kLog2E, x);
+    }
+    return x;
+  }
+};
+
+/// What dropout keeps of four blocks of 8 keys, for the accumulators' layout: kept bit 2 n + x is the
+/// cell (i, j + 8 n + 2 (lane % 4) + x). All lanes of a warp call it together; lanes that share
+/// lane / 4 give the same row; j is a multiple of 8.
+JALI_DEVICE u32 dropout_bits(u64 seed, u32 threshold, const Frame& f, i32 i, i32 j) {
+  const i32 quad = threadIdx.x & 3;
+  // One call serves the eight keys of four lanes: each lane makes one of four, then they exchange.
+  Philox x = philox4x32_7(seed, static_cast<u32>(j / 8 + quad), static_cast<u32>(i),
+                          static_cast<u32>(f.h), static_cast<u32>(f.b));
+  ptx::transpose_quad(x.word, quad);
+  u32 bits = 0;
+#pragma unroll
+  for (i32 n = 0; n < 4; ++n) {
+    bits |= ((x.word[n] & 0xffff) >= threshold) << (2 * n);
+    bits |= ((x.word[n] >> 16) >= threshold) << (2 * n + 1);
+  }
+  return bits;
+}
+
+}  // namespace jali::cuda
+#endif

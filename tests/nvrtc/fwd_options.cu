@@ -1,0 +1,12 @@
+// The forward kernel for Hopper over options of the scores.
+#include "nvrtc/fwd.h"
+
+FORWARD(softcap, BF16, 128, 128, leaf::Causal, .softcap = true)
+FORWARD(any_scale, BF16, 128, 128, leaf::Causal, .any_scale = true)
+FORWARD(bias, BF16, 128, 128, leaf::Causal, .bias = BiasType::kHalf)
+FORWARD(bias_pairs, BF16, 64, 64, NoMask, .bias = BiasType::kFloat, .bias_pairs = true)
+FORWARD(alibi_sinks, FP16, 128, 128, leaf::Causal, .alibi = true, .sinks = true)
+FORWARD(key_bias, BF16, 192, 192, leaf::Causal, .key_bias = BiasType::kFloat)
+FORWARD(dropout, BF16, 128, 128, leaf::Causal, .dropout = true)
+FORWARD(everything, FP16, 128, 128, Documents, .softcap = true, .bias = BiasType::kFloat,
+        .key_bias = BiasType::kHalf, .alibi = true, .sinks = true, .dropout = true)
