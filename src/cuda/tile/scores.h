@@ -24,9 +24,7 @@ struct ScoreOptions {
   /// Whether something is loaded or drawn for every cell.
   constexpr bool per_cell() const { return loads() || dropout; }
   /// Whether scores are more than a positive number times q · k.
-  constexpr bool adjusts() const {
-    return any_scale || softcap || alibi || loads();
-  }
+  constexpr bool adjusts() const { return any_scale || softcap || alibi || loads(); }
 };
 
 /// bias [b, h / head_div, i, j] or key_bias [b, h / head_div, j]; stride 0 broadcasts. Rows and keys
@@ -90,7 +88,8 @@ struct Scores {
     if constexpr (kOptions.bias_pairs) {
       const i64 at = row + min_of(j, t.keys - 2);
       if constexpr (kOptions.bias == BiasType::kFloat) {
-        const float2 pair = *reinterpret_cast<const float2*>(static_cast<const float*>(t.data) + at);
+        const float2 pair =
+            *reinterpret_cast<const float2*>(static_cast<const float*>(t.data) + at);
         to[0] += pair.x;
         to[1] += pair.y;
       } else {

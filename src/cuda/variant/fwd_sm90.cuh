@@ -27,7 +27,8 @@ struct ForwardShape {
   i32 slots = 2;       // of Q
   i32 stages = 2;      // of K and of V
   bool turns = true;   // consumers take turns at the tensor cores
-  i32 loader_registers = 64, consumer_registers = 224;
+  // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
+  i32 loader_registers = 56, consumer_registers = 224;
 
   constexpr i32 rows() const { return 64 * warpgroups; }
   constexpr i32 threads() const { return 128 * (1 + warpgroups); }
@@ -36,7 +37,7 @@ struct ForwardShape {
     return 2 * (slots * rows() * padded(D) + stages * keys * (padded(D) + padded(Dv)));
   }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
-  constexpr i32 shared_bytes(i32 D, i32 Dv) const { return tile_bytes(D, Dv) + 384 + 1024; }
+  constexpr i32 shared_bytes(i32 D, i32 Dv) const { return tile_bytes(D, Dv) + 448 + 1024; }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= 227 * 1024 && keys * 3 / 4 + Dv / 2 <= 176;
   }
@@ -97,15 +98,18 @@ struct Forward {
                        kVBytes = kKeys * kPartsV * kRowBytes;
   static constexpr i32 kQ = 0, kK = kQ + kSlots * kQBytes, kV = kK + kStages * kKBytes;
   static constexpr i32 kBarriers = kV + kStages * kVBytes;
-  static constexpr i32 kNotes = kBarriers + 192, kTiles = kNotes + 32;
+  static constexpr i32 kNotes = kBarriers + 192, kTiles = kNotes + 128;
+  static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
+                65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kKeys % 64 == 0 && kStages <= 4 && kSlots <= 2);
   static_assert(kTiles + 4 * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
-  // What the loader says of a key tile: its index times 8, and
+  // What the loader notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
-  // PERF: notes lie in a ring of 8; that of a key tile is there one tile ahead, before k_full of the
-  // tile before it, so that no consumer waits for it. Row tiles lie in a ring of 4, written before
-  // q_full; consumers read them again whenever they need them, which costs no registers.
+  // and for itself: token, batch entry and head of its K and V. PERF: notes lie in a ring of 8; that
+  // of a key tile is there one tile ahead, before k_full of the tile before it, so that no consumer
+  // waits for it. Row tiles lie in a ring of 4, written before q_full. Consumers and loader read
+  // them again whenever they need them, which costs no registers.
 
   struct Shared {
     u32 base;
@@ -119,7 +123,7 @@ struct Forward {
     JALI_DEVICE u32 k_empty(i32 stage) const { return barrier(8 + stage); }
     JALI_DEVICE u32 v_full(i32 stage) const { return barrier(12 + stage); }
     JALI_DEVICE u32 v_empty(i32 stage) const { return barrier(16 + stage); }
-    JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % 8 * 4; }
+    JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % 8 * 16; }
     JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % 4 * 32; }
   };
 
@@ -166,44 +170,39 @@ struct Forward {
   struct Loader {
     const Shared& sm;
     const TensorMap &map_k, &map_v;
-    struct Source {
-      i32 token, b, h;
-    };
-    u32 num_k = 0, num_v = 0;  // key tiles whose K / V went out
-    Source k{}, v{};           // the tile whose K is due (its note is out); whose V is due
-    bool pending = false;
+    u32 num_notes = 0, num_k = 0, num_v = 0;  // key tiles announced, whose K / V went out
 
-    JALI_DEVICE void load_v() {
-      const u32 stage = num_v % kStages, parity = num_v / kStages & 1;
-      ++num_v;
-      barrier_wait(sm.v_empty(stage), parity ^ 1);
-      barrier_expect(sm.v_full(stage), kVBytes);
-      for (i32 n = 0; n < kPartsV; ++n) {
-        load_box(sm.v(stage) + n * kKeys * kRowBytes, map_v, sm.v_full(stage), 64 * n, v.token, v.h,
-                 v.b);
+    /// 64 columns at a time from the token, batch entry and head of note n.
+    template <i32 kCopies>
+    JALI_DEVICE void load(u32 n, const TensorMap& map, u32 to, u32 full, u32 empty) {
+      barrier_wait(empty, (n / kStages & 1) ^ 1);
+      barrier_expect(full, kCopies * kKeys * kRowBytes);
+      i32 note, token, b, h;
+      load_shared(sm.note(n), note, token, b, h);
+#pragma unroll
+      for (i32 c = 0; c < kCopies; ++c) {
+        load_box(to + c * kKeys * kRowBytes, map, full, 64 * c, token, h, b);
       }
+    }
+    JALI_DEVICE void load_v() {
+      const u32 stage = num_v % kStages;
+      load<kPartsV>(num_v, map_v, sm.v(stage), sm.v_full(stage), sm.v_empty(stage));
+      ++num_v;
     }
     /// Announces a tile, then loads the one announced before: its K, and V of the one before that,
     /// which is the consumers' order.
-    JALI_DEVICE void announce(i32 note, Source from) {
-      store_shared(sm.note(num_k + pending), note);
-      if (pending) {
-        const u32 stage = num_k % kStages, parity = num_k / kStages & 1;
-        barrier_wait(sm.k_empty(stage), parity ^ 1);
-        barrier_expect(sm.k_full(stage), kKBytes);
-        for (i32 n = 0; n < kParts; ++n) {
-          load_box(sm.k(stage) + n * kKeys * kRowBytes, map_k, sm.k_full(stage), 64 * n, k.token,
-                   k.h, k.b);
-        }
+    JALI_DEVICE void announce(i32 note, i32 token, i32 b, i32 h) {
+      store_shared(sm.note(num_notes), note, token, b, h);
+      if (num_notes > 0) {
+        const u32 stage = num_k % kStages;
+        load<kParts>(num_k, map_k, sm.k(stage), sm.k_full(stage), sm.k_empty(stage));
         if (num_k > 0) load_v();
         ++num_k;
-        v = k;
       }
-      pending = true;
-      k = from;
+      ++num_notes;
     }
     JALI_DEVICE void finish() {
-      announce(kEnd, {});
+      announce(kEnd, 0, 0, 0);
       if (num_k == 0) {  // nothing at all: the consumers wait for the first K
         barrier_expect(sm.k_full(0), 0);
       } else {
@@ -268,7 +267,7 @@ struct Forward {
                   index << 3 | (first ? kFirst : 0) | (partial >> n & 1 ? kPartial : 0);
               // Q after the announcement: it sends off the last key tile of the row tile before,
               // without which the consumers may never free Q's slot.
-              loader.announce(note, {t.f.k_start + index * kKeys, b, t.f.h / a.seq.group});
+              loader.announce(note, t.f.k_start + index * kKeys, b, t.f.h / a.seq.group);
               if (first) {
                 const i32 slot = opened % kSlots;
                 barrier_wait(sm.q_empty(slot), (opened / kSlots & 1) ^ 1);
@@ -391,17 +390,41 @@ struct Forward {
     /// Cells of a partial tile that are not visible get a score of -infinity.
     JALI_DEVICE void hide() {
       const RowTile t = row_tile();
-      const typename M::Row r0 = mask.row(t.f, t.row + row()), r1 = mask.row(t.f, t.row + row() + 8);
+      const typename M::Row rows[2] = {mask.row(t.f, t.row + row()),
+                                       mask.row(t.f, t.row + row() + 8)};
+      auto visible = [&](i32 e, i32 key, const typename M::Col& col) {
+        return (key < t.f.num_keys) & mask.visible(rows[e], col);
+      };
+      if constexpr (M::kColsReadTables) {
+        // PERF: bits first, in a loop: unrolled, the loads take more registers than there are.
 #pragma unroll
-      for (i32 j = 0; j < kKeys / 8; ++j) {
-        if (M::kColsReadTables && j % 4 == 0) __syncwarp();  // see adjust()
+        for (i32 j0 = 0; j0 < kKeys / 8; j0 += 16) {
+          u32 bits[2] = {0, 0};
+#pragma unroll 4
+          for (i32 n = 0; n < min_of(32, kKeys / 4 - 2 * j0); ++n) {
+            const i32 key = key_of(j0 + n / 2) + n % 2;
+            const typename M::Col col = mask.col(t.f, key);
+            bits[0] |= static_cast<u32>(visible(0, key, col)) << n;
+            bits[1] |= static_cast<u32>(visible(1, key, col)) << n;
+          }
 #pragma unroll
-        for (i32 x = 0; x < 2; ++x) {
-          const i32 key = key_of(j) + x;
-          const typename M::Col c = mask.col(t.f, key);
-          const bool in = key < t.f.num_keys;
-          if (!(in & mask.visible(r0, c))) s[4 * j + x] = -infinity();
-          if (!(in & mask.visible(r1, c))) s[4 * j + 2 + x] = -infinity();
+          for (i32 n = 0; n < min_of(32, kKeys / 4 - 2 * j0); ++n) {
+#pragma unroll
+            for (i32 e = 0; e < 2; ++e) {
+              float& at = s[4 * (j0 + n / 2) + 2 * e + n % 2];
+              if (!(bits[e] >> n & 1)) at = -infinity();
+            }
+          }
+        }
+      } else {
+#pragma unroll
+        for (i32 n = 0; n < kKeys / 4; ++n) {
+          const i32 key = key_of(n / 2) + n % 2;
+          const typename M::Col col = mask.col(t.f, key);
+#pragma unroll
+          for (i32 e = 0; e < 2; ++e) {
+            if (!visible(e, key, col)) s[4 * (n / 2) + 2 * e + n % 2] = -infinity();
+          }
         }
       }
     }
@@ -430,13 +453,13 @@ struct Forward {
     }
 
     /// Out and LSE straight from registers: a 4 x 4 transpose in a quad, 16 bytes a lane.
-    JALI_DEVICE void store(const RowTile& t, const float (&max)[2], const float (&sum)[2]) {
+    JALI_DEVICE void store(const RowTile& t, const tile::RowState& end) {
       const i32 quad = lane & 3;
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
-        float total = sum[e] + shuffle_xor(sum[e], 1);
+        float total = end.sum[e] + shuffle_xor(end.sum[e], 1);
         total += shuffle_xor(total, 2);
-        float top = max[e] * scale(), factor = 1;
+        float top = end.max[e] * scale(), factor = 1;
         if constexpr (kOptions.sinks) {
           const float sink = a.scores.sinks[t.f.h] * kLog2E, higher = maximum(top, sink);
           // Neither anything seen nor a sink: no infinities are subtracted.
@@ -468,11 +491,10 @@ struct Forward {
               : "memory");
         }
         const float lse = total == 0.0f ? -infinity() : (top + log2_fast(total)) * kLn2;
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(
-                a.lse + t.lse(a, r)),
-            "f"(lse), "r"(static_cast<i32>(in & (quad == 0)))
-            : "memory");
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(
+                         a.lse + t.lse(a, r)),
+                     "f"(lse), "r"(static_cast<i32>(in & (quad == 0)))
+                     : "memory");
       }
     }
 
@@ -488,6 +510,10 @@ struct Forward {
     JALI_DEVICE void clear_output() {
 #pragma unroll
       for (i32 n = 0; n < kDv / 2; ++n) o[n] = 0.0f;
+    }
+    JALI_DEVICE void close_row_tile(i32 n, const tile::RowState& end) {
+      store(RowTile::load(sm.tile(n)), end);
+      clear_output();
     }
 
     /// The very first S, which has no P V to run beside.
@@ -539,20 +565,19 @@ struct Forward {
       tie(s);
       free_k(stage);
       // No P V beside work that needs P's registers.
-      constexpr bool kTight = (kHides && (kDv > 192 || M::kColsReadTables)) ||
-                              (kDv > 192 && kOptions.per_cell());
+      constexpr bool kTight =
+          (kHides && (kDv > 192 || M::kColsReadTables)) || (kDv > 192 && kOptions.per_cell());
       if (kTight) finish_pv(v_stage);
+      if (kTight && kOpens) close_row_tile(opened - 2, state);
       if (kOptions.adjusts()) adjust();
       if (kHides) hide();
-      const float max[2] = {state.max[0], state.max[1]};
-      const float sum[2] = {state.sum[0], state.sum[1]};
+      const tile::RowState before = state;
       tile::take_maximum<kOpens, kHides || kOptions.adjusts()>(s, scale(), state, shift, rescale);
       pin(shift[0] + shift[1], sm.base + kBarriers);
       if (!kTight) finish_pv(v_stage);
       weigh<kOpens>();
       if (kOpens) {
-        store(RowTile::load(sm.tile(opened - 2)), max, sum);
-        clear_output();
+        if (!kTight) close_row_tile(opened - 2, before);
       } else {
 #pragma unroll
         for (i32 n = 0; n < kDv / 8; ++n) {
@@ -576,7 +601,7 @@ struct Forward {
       wgmma_commit();
       wgmma_wait<0>();
       tie(o);
-      store(row_tile(), state.max, state.sum);
+      store(row_tile(), state);
     }
   };
 
