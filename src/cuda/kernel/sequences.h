@@ -33,7 +33,8 @@ JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 h) {
     f.num_keys = max_of(s.cu_k[b + 1] - f.k_start, 0);
   }
   f.q_offset = s.q_offset != kFar ? s.q_offset : f.num_keys - f.num_rows;
-  if (s.q_offsets) f.q_offset = clamp_to(s.q_offsets[b * s.q_offsets_step], -kMaxLength, kMaxLength);
+  if (s.q_offsets)
+    f.q_offset = clamp_to(s.q_offsets[b * s.q_offsets_step], -kMaxLength, kMaxLength);
   return f;
 }
 
