@@ -4,6 +4,7 @@
 //   type), so heads and sequences that share it must be walked by one task, in order.
 // - A bias over keys alone (key_bias too) is summed over rows per head and key tile, one over rows
 //   alone over key tiles per head in the order of dQ; then over heads and sequences at the end.
+//   Sums of tiles are added in fp64: one fp32 chain over all rows would lose bits with the length.
 #pragma once
 
 #include "cpu/call.h"
@@ -23,12 +24,12 @@ class BiasGradient {
     }
     if (form_ == Form::kCells) begin_cells();
     if (form_ == Form::kKeys || grads.dkey_bias.given()) {
-      key_sums_ = Buffer<T>(p.Hq * key_tiles.total() * kTileKeys);
-      std::fill_n(key_sums_.get(), p.Hq * key_tiles.total() * kTileKeys, T(0));
+      key_sums_ = Buffer<double>(p.Hq * key_tiles.total() * kTileKeys);
+      std::fill_n(key_sums_.get(), p.Hq * key_tiles.total() * kTileKeys, 0.0);
     }
     if (form_ == Form::kRows) {
-      row_sums_ = Buffer<T>(p.Hq * row_tiles.total() * kTileRows);
-      std::fill_n(row_sums_.get(), p.Hq * row_tiles.total() * kTileRows, T(0));
+      row_sums_ = Buffer<double>(p.Hq * row_tiles.total() * kTileRows);
+      std::fill_n(row_sums_.get(), p.Hq * row_tiles.total() * kTileRows, 0.0);
     }
   }
 
@@ -47,18 +48,22 @@ class BiasGradient {
       }
     }
     if (key_sums_.get()) {
-      T* sums = key_sums_.get() + (h * key_tiles_.total() + key_tiles_.first(b)) * kTileKeys + j0;
+      T of_tile[kTileKeys] = {};
       for (i32 r = 0; r < t.rows; ++r) {
-        for (i32 c = 0; c < t.keys; ++c) sums[c] += t.dscore[r * kTileKeys + c];
+        for (i32 c = 0; c < t.keys; ++c) of_tile[c] += t.dscore[r * kTileKeys + c];
       }
+      const i64 first = (h * key_tiles_.total() + key_tiles_.first(b)) * kTileKeys + j0;
+      for (i32 c = 0; c < t.keys; ++c) key_sums_.get()[first + c] += of_tile[c];
     }
   }
   /// Adds the tile's row sums; tasks come in the order of their keys.
   void add_rows(const BackwardTile<T>& t, i32 b, i32 h, i32 n) {
     if (form_ != Form::kRows) return;
-    T* sums = row_sums_.get() + (h * row_tiles_.total() + row_tiles_.first(b) + n) * kTileRows;
+    const i64 first = (h * row_tiles_.total() + row_tiles_.first(b) + n) * kTileRows;
     for (i32 r = 0; r < t.rows; ++r) {
-      for (i32 c = 0; c < t.keys; ++c) sums[r] += t.dscore[r * kTileKeys + c];
+      T of_tile = 0;
+      for (i32 c = 0; c < t.keys; ++c) of_tile += t.dscore[r * kTileKeys + c];
+      row_sums_.get()[first + r] += of_tile;
     }
   }
 
@@ -134,7 +139,7 @@ class BiasGradient {
   /// token); one without a token dim (stride 0) gets the sum of all tokens. packed: the sequences
   /// of a varlen call stand one after another in `to`.
   template <class Length>
-  void reduce(int threads, const Buffer<T>& sums, const TileIndex& tiles, const HeadView& to,
+  void reduce(int threads, const Buffer<double>& sums, const TileIndex& tiles, const HeadView& to,
               bool packed, Length length, i32 longest) {
     const AttentionProblem& p = call_.p;
     const i32 joined_b = !packed && to.stride_b == 0 ? p.B : 1;
@@ -143,11 +148,11 @@ class BiasGradient {
     for_each(threads, p.B / joined_b * num_h, [&](i64 n) {
       const i32 b0 = static_cast<i32>(n / num_h) * joined_b;
       const i32 h0 = static_cast<i32>(n % num_h) * joined_h;
-      const Buffer<T> total(longest + call_.kernels.lanes);
-      std::fill_n(total.get(), longest + call_.kernels.lanes, T(0));
+      const Buffer<double> total(longest);
+      std::fill_n(total.get(), longest, 0.0);
       for (i32 b = b0; b < b0 + joined_b; ++b) {
         for (i32 h = h0; h < h0 + joined_h; ++h) {
-          const T* from = sums.get() + (h * tiles.total() + tiles.first(b)) * kTileKeys;
+          const double* from = sums.get() + (h * tiles.total() + tiles.first(b)) * kTileKeys;
           const i32 end = length(p.mask->frame(b, h));
           for (i32 l = 0; l < end; ++l) total.get()[l] += from[l];
         }
@@ -158,7 +163,9 @@ class BiasGradient {
         for (i32 l = 1; l < longest; ++l) total.get()[0] += total.get()[l];
         if (longest > 0) store_element(at, 0, 0, total.get()[0]);
       } else {
-        call_.kernels.unpack(total.get(), 0, 1, packed ? length(f) : longest, nullptr,
+        const Buffer<T> rounded(longest + call_.kernels.lanes);
+        std::fill_n(std::copy_n(total.get(), longest, rounded.get()), call_.kernels.lanes, T(0));
+        call_.kernels.unpack(rounded.get(), 0, 1, packed ? length(f) : longest, nullptr,
                              {at.data, at.dtype, 0, to.stride_l});
       }
     });
@@ -170,7 +177,8 @@ class BiasGradient {
   const TileIndex &row_tiles_, &key_tiles_;
   Form form_ = Form::kNone;
   CellView cells_;  // where cells are summed
-  Buffer<T> copy_, key_sums_, row_sums_;
+  Buffer<T> copy_;
+  Buffer<double> key_sums_, row_sums_;  // [Hq][tiles][kTileKeys]
 };
 
 }  // namespace jali::cpu
