@@ -315,6 +315,12 @@ def test_options(name: str, dtype: torch.dtype) -> None:
     check_attention(jali.CausalMask(), visible, Hkv=2, D=16, Dv=12, dtype=dtype, options=options)
 
 
+def test_bias_gradients_of_many_rows() -> None:
+    """One fp32 chain over the rows breaks the rule by a factor of 3."""
+    biases = {"bias": torch.zeros(1, 1, 1, 1), "key_bias": torch.zeros(1, 1, 32)}
+    check_attention(None, all_visible(1, 1, 16384, 32), Hkv=1, options=biases)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_reference_agrees_with_the_oracle(dtype: torch.dtype) -> None:
     """jali.reference.attention is the specification; the oracle is an independent reading."""
