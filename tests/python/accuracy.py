@@ -4,14 +4,19 @@
 
 fp64 is the dense oracle in fp64 on the same (already rounded) inputs; ref is PyTorch in the input's
 dtype with S and P rounded to it; c = 1e-5 for 16-bit, 1e-6 for fp32; fp64 has no ref and 1e-10.
-ref may hit the truth by luck: where a row sees one key, S has no gradient, and ref finds exactly
-that. So it never counts as better than fp64 rounded to the dtype of the result, than fp64 gradients
-given the rounded output, and, for fewer than 1,000 elements, max(eps, 4e-6) · (1 + max|fp64|).
+
+out, lse and dv obey exactly that. For other gradients the worse of two refs counts: autograd, which
+cancels exactly where a row sees one key, and the formula of a flash backward, which takes
+sum(dout · out) from the stored, rounded output (`grads_from_stored`). The largest of fewer than 100
+errors is luck too: for so few elements in fp32 a third ref has that sum off by
+eps · sum|dout · out|. Of small random problems, 1 in 30 in 16 bits needs the second ref, 1 in 500
+in fp32; 1 in 3,000 in fp32 the third.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jali
@@ -21,7 +26,7 @@ from torch import Tensor
 from tests.python import oracle
 
 _C = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-5, torch.float16: 1e-5}
-_FEW = 1000  # elements
+_FEW = 100  # elements: the largest error among them is a matter of luck
 _LEARNT = ("q", "k", "v", "bias", "key_bias", "sinks")  # the inputs with a gradient
 _ALIBI = torch.float32  # the slopes' dtype whatever q's
 
@@ -33,7 +38,6 @@ def check(name: str, got: Tensor, truth: Tensor, *refs: Tensor, dtype: torch.dty
     """Raises AssertionError when `got` breaks the rule; −inf must stand at the same places. Of the
     references the worst counts."""
     assert got.shape == truth.shape, f"{name}: shape {tuple(got.shape)}, not {tuple(truth.shape)}"
-    stored = got.dtype
     got, truth, *refs = (x.detach().double() for x in (got, truth, *refs))
     infinite = truth == -torch.inf
     assert torch.equal(got == -torch.inf, infinite), f"{name}: -inf at the wrong rows"
@@ -45,10 +49,7 @@ def check(name: str, got: Tensor, truth: Tensor, *refs: Tensor, dtype: torch.dty
     size = 1 + truth.abs().max().item()
     allowed = _C[dtype] * size
     if dtype != torch.float64:
-        errors = [(x - truth).abs().max().item() for x in (*refs, truth.to(stored))]
-        if truth.numel() < _FEW:
-            errors.append(max(torch.finfo(stored).eps, 4e-6) * size)
-        allowed += 2 * max(errors)
+        allowed += 2 * max((x - truth).abs().max().item() for x in refs)
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g} ({dtype})"
 
 
@@ -123,15 +124,33 @@ def compare(
     refs = []
     if dtype != torch.float64:
         refs.append(run_with_grads(truth, inputs, dout, upstream, dtype))
-        # A backward takes sum(dout · out) from the stored output, in fp32; what that misses acts
-        # as a gradient of lse.
-        given = dout.float() * exact["out"].to(dtype).float()
-        missed = (dout.double() * exact["out"]).sum(-1) - given.sum(-1)
-        missed = missed if len(lse_shape) == 3 else missed.mT  # varlen: [Tq, Hq] to [Hq, Tq]
-        dlse = missed if upstream is None else missed + upstream
-        refs.append(run_with_grads(truth, inputs, dout, dlse, torch.float64))
+        refs.append(grads_from_stored(truth, inputs, dout, upstream, exact))
+    few = {name for name, x in got.items() if x.numel() < _FEW}
+    if dtype == torch.float32 and few:
+        eps = torch.finfo(dtype).eps
+        grads = grads_from_stored(truth, inputs, dout, upstream, exact, delta_error=eps)
+        refs.append({name: x for name, x in grads.items() if name in few})
     for name, x in got.items():
-        check(name, x, exact[name], *(r[name] for r in refs or [exact]), dtype=dtype)
+        check(name, x, exact[name], *(r[name] for r in refs if name in r), dtype=dtype)
+
+
+def grads_from_stored(
+    truth: Run, inputs: dict[str, Any], dout: Tensor, dlse: Tensor | None, exact: dict[str, Tensor],
+    delta_error: float = 0,
+) -> dict[str, Tensor]:  # fmt: skip
+    """All gradients but dv by the formula of a flash backward, in plain PyTorch in fp32, from what
+    an exact forward stores: the output rounded to its dtype and LSE to fp32. delta is off by
+    delta_error · sum|dout · out|, up or down at random."""
+    lse = exact["lse"].detach().float()
+    terms = dout.float() * exact["out"].detach().to(dout.dtype).float()
+    signs = torch.randint(2, terms.shape[:-1], generator=torch.Generator().manual_seed(0)) * 2 - 1
+    delta = terms.sum(-1) + delta_error * signs * terms.abs().sum(-1)
+    delta = delta if lse.dim() == 3 else delta.mT  # varlen: [Tq, Hq] to [Hq, Tq]
+    dlse = -delta if dlse is None else dlse.float() - delta
+    # dS = P (dP - delta + dlse): autograd's, when delta is a gradient of the sums of P.
+    grads = run_with_grads(partial(truth, lse=lse), inputs, dout, dlse, torch.float32)
+    differing = grads.keys() - {"out", "lse", "dv"}
+    return {name: grads[name].to(inputs[name[1:]].dtype) for name in differing}
 
 
 def run_with_grads(

@@ -354,13 +354,14 @@ def attention(
     scale: float | None = None, softcap: float | None = None, bias: torch.Tensor | None = None,
     key_bias: torch.Tensor | None = None, alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None, dropout_p: float = 0.0, seed: int = 0, q_offset: Any = None,
-    first_b: int = 0,
+    first_b: int = 0, lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Dense attention in q's dtype: S and P are rounded to it, so it is also the 16-bit reference.
 
     q [B, Hq, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv], visible bool [B, Hq, Lq, Lk] → out
     [B, Hq, Lq, Dv] in q's dtype, lse [B, Hq, Lq] in fp32 (fp64 for fp64). Dropout takes the first
-    sequence for number `first_b`.
+    sequence for number `first_b`. With the LSE of an earlier forward given, P = exp(S - lse) as in
+    a backward, and the result's second part is P's sums: to S they have the gradient that LSE has.
     """
     B, Hq, Lq, D = q.shape
     Lk = k.shape[2]
@@ -391,8 +392,14 @@ def attention(
         lse = torch.full((B, Hq, Lq), -torch.inf, dtype=_accumulate(q.dtype))
         return torch.zeros(B, Hq, Lq, v.shape[-1], dtype=q.dtype) + zero, lse
     s = s.masked_fill(dead, 0)
-    lse = torch.logsumexp(s.to(_accumulate(q.dtype)), dim=-1).masked_fill(dead[..., 0], -torch.inf)
-    prob = torch.softmax(s, dim=-1).masked_fill(dead, 0)[..., :Lk]
+    if lse is None:
+        lse = torch.logsumexp(s.to(_accumulate(q.dtype)), dim=-1)
+        lse = lse.masked_fill(dead[..., 0], -torch.inf)
+        prob = torch.softmax(s, dim=-1)
+    else:
+        prob = torch.exp(s - lse.masked_fill(dead[..., 0], 0)[..., None])
+        lse = prob.sum(dim=-1)
+    prob = prob.masked_fill(dead, 0)[..., :Lk]
     if dropout_p:
         cut = round(dropout_p * 65536)
         kept = torch.from_numpy(dropout_numbers(seed, B, Hq, Lq, Lk, first_b) >= cut)
@@ -408,6 +415,7 @@ def attention_varlen(
     [Hq, Tq]. key_bias is packed [H, Tk], bias padded [N|1, H, Lq|1, Lk|1]."""
     outs, lses = [q[:0, :, :1].expand(-1, -1, v.shape[-1])], []
     bias, key_bias = options.pop("bias", None), options.pop("key_bias", None)
+    given = options.pop("lse", None)
     for n in range(problem.B):
         f, one = problem.frame(n), dict(options)
         rows, keys = (slice(a, a + m) for a, m in ((f.q_start, f.Lq), (f.k_start, f.Lk)))
@@ -418,6 +426,8 @@ def attention_varlen(
                 one["bias"] = one["bias"][..., :0]
         if key_bias is not None:
             one["key_bias"] = key_bias[None, :, keys]
+        if given is not None:
+            one["lse"] = given[None, :, rows]
         visible = torch.from_numpy(np.array(np.broadcast_to(cells(f), (f.Hq, f.Lq, f.Lk))))[None]
         out, lse = attention(
             *(x.transpose(0, 1)[None] for x in (q[rows], k[keys], v[keys])), visible,
