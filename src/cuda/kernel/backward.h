@@ -17,8 +17,11 @@ struct BackwardTile {
   i32 dq_floats;     // of dq_sum a row tile and head
   i32 shared_bytes;  // dynamic
   i32 threads;
-  i32 clusters;  // blocks of a cluster
+  i32 loader_registers, consumer_registers;
 };
+
+/// Barriers, the loader's notes, and what aligning to 1024 by hand may take.
+constexpr i32 kBackwardNotesBytes = 128 + 384 + 1024;
 
 /// Elements between neighbours; b is 0 where tokens are packed (varlen).
 struct Strides {

@@ -14,6 +14,20 @@ JALI_DEVICE void store_four(u32 shared, const float* x) {
                "f"(x[2]), "f"(x[3])
                : "memory");
 }
+JALI_DEVICE void load_words(u32 shared, u32* w) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared)
+               : "memory");
+}
+/// Adds four floats to those at `global`, if `condition`.
+JALI_DEVICE void add_four_if(float* global, const float* x, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+      "@p red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(global),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<i32>(condition))
+      : "memory");
+}
 /// Four 8 x 8 matrices of 16-bit pairs: lane 8 m + i gives the address of row i of matrix m; word m
 /// of a lane is row lane / 4, columns 2 (lane % 4) and the next of matrix m.
 JALI_DEVICE void store_matrices(u32 shared, const u32* w) {

@@ -28,11 +28,11 @@ struct BackwardRows {
   JALI_DEVICE static void prepare(const Args& a) {
     constexpr i32 kLanes = kDv <= 64 ? 8 : kDv <= 128 ? 16 : 32;  // of a row, 8 columns each
     const Tile at = tile(a);
+    if (a.turns && threadIdx.x == 0) a.turns[at.number] = 0;
     if (at.first >= at.f.num_rows) return;
     float4* sum = reinterpret_cast<float4*>(a.dq_sum + at.number * (kRows * kD));
 #pragma unroll
     for (i32 n = threadIdx.x; n < kRows * kD / 4; n += kThreads) sum[n] = make_float4(0, 0, 0, 0);
-    if (a.turns && threadIdx.x == 0) a.turns[at.number] = 0;
     const i32 column = threadIdx.x % kLanes * 8;
 #pragma unroll
     for (i32 r = threadIdx.x / kLanes; r < kRows; r += kThreads / kLanes) {

@@ -1,0 +1,26 @@
+// Order between blocks: counters in global memory.
+#pragma once
+
+#include "cuda/ptx/barrier.h"
+
+namespace jali::ptx {
+
+/// Until *counter >= value; what was released before that is visible then, to the copy engine too.
+JALI_DEVICE void wait_at_least(const i32* counter, i32 value) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b32 x;\nwait:\nld.acquire.gpu.global.b32 x, [%0];\n"
+      "setp.ge.s32 p, x, %1;\n@p bra done;\nbra wait;\ndone:\n}\nfence.proxy.async;" ::"l"(counter),
+      "r"(value)
+      : "memory");
+}
+/// Releases what this thread did, by the copy engine too, and counts it if `condition`.
+JALI_DEVICE void count_if(i32* counter, bool condition) {
+  asm volatile(
+      "fence.proxy.async;\n{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
+      "@p red.release.gpu.global.add.s32 [%0], 1;\n}" ::"l"(counter),
+      "r"(static_cast<i32>(condition))
+      : "memory");
+}
+JALI_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+}  // namespace jali::ptx

@@ -1,0 +1,293 @@
+// Backward, sm_90a: dq, dk, dv over tiles of 64 keys, D and Dv up to 256.
+//
+// Speed     H200, bf16, H8 16K, the three kernels of a pass, TFLOP/s (cuDNN): D 256 full 517 (344),
+//           causal 495 (364); D 192 causal 478 (303); 192/128 full 459 (297).
+// Serves    what bwd_sm90.cuh does, for the head dims that do not fit it.
+// Tensors   as there; boxes {64, 64, 1, 1} for all four.
+// Roles     warpgroup 0 loads, as there. Warpgroup 1, the value side, owns dv: S' = K Q', P, and
+//           dV += P' dO with P in registers. Warpgroup 2, the key side, owns dk: dP' = V dO', dS from
+//           the other's P, and dK += dS' Q with dS in registers. Each has D + Dv columns to multiply
+//           a step, whatever the two are. dQ = dS K, one step late, by columns: the value side the
+//           first half (of 64-column blocks, rounded up); from registers to dq_sum.
+// Shared    K, V; Q, dO 2 stages each; P and dS 2 buffers each, P as the threads hold it, dS
+//           [64 keys][64 rows] swizzled; statistics; notes. 226 KB at D = Dv = 256.
+// Barriers  as there, but p_full: one arrival a warp of the value side (4), ds_full: one a warp of the
+//           key side (4). Nobody frees a buffer by a barrier: the value side writes P of step n + 2
+//           after it waited for dS of step n, made from P of step n; the key side writes dS of step
+//           n + 2 when it has P of that step, written after dQ of step n was multiplied.
+#pragma once
+
+#include "cuda/kernel/backward.h"
+
+namespace jali::cuda {
+
+/// For host and kernel: D and Dv are those of the kernel.
+JALI_HD constexpr bool backward_wide_fits(i32 D, i32 Dv) { return D <= 256 && Dv <= 256; }
+JALI_HD constexpr BackwardTile backward_wide_tile(i32 D, i32 Dv) {
+  const i32 rows = 64, keys = 64;
+  const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
+  const i32 shared = 2 * (keys + 2 * rows) * (dim + dim_v)  // K, V; Q, dO
+                     + 4 * 2 * rows * keys                  // P, dS
+                     + 4 * 4 * rows + kBackwardNotesBytes;  // statistics
+  return {rows, keys, rows * dim, shared, 384, 56, 224};
+}
+
+}  // namespace jali::cuda
+
+#if defined(__CUDACC_RTC__)
+#include "cuda/tile/backward_tiles.h"
+
+namespace jali::cuda {
+
+using namespace ptx;
+
+/// T: BF16 or FP16. M: the mask. kOrdered: deterministic.
+template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false>
+struct BackwardWide {
+  static constexpr BackwardTile kTile = backward_wide_tile(kD, kDv);
+  static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
+  static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
+  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes, M, kOrdered>;
+  using Rows = typename Tiles::Rows;
+  using Shared = typename Tiles::Shared;
+  using Notes = typename Tiles::Notes;
+  using Item = typename Tiles::Item;
+  static_assert(Tiles::kSharedBytes == kTile.shared_bytes && kTile.shared_bytes <= 232448);
+  static constexpr i32 kStages = Tiles::kStages;
+
+  JALI_DEVICE static u32 p_buffer(const Shared& sm, u32 n) { return sm.rest() + n * kBufferBytes; }
+  JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 n) { return p_buffer(sm, 2 + n); }
+  JALI_DEVICE static u32 p_full(const Shared& sm, u32 n) { return sm.own(n); }
+  JALI_DEVICE static u32 ds_full(const Shared& sm, u32 n) { return sm.own(2 + n); }
+
+  /// kKeySide: warpgroup 2.
+  template <bool kKeySide>
+  struct Consumer {
+    // Blocks of 64 columns of dQ.
+    static constexpr i32 kBegin = kKeySide ? (Tiles::kHalves + 1) / 2 : 0;
+    static constexpr i32 kBlocks = (kKeySide ? Tiles::kHalves : (Tiles::kHalves + 1) / 2) - kBegin;
+    static constexpr i32 kDim = kKeySide ? kD : kDv;
+    static_assert(kBlocks <= 2);
+
+    const BackwardArgs& a;
+    const M& mask;
+    const Shared& sm;
+    const Notes* notes;
+    i32 warp, lane;  // warp: of the warpgroup
+
+    u32 steps = 0, items = 0;
+    i32 flags = 0;                    // of the row tile that comes next
+    i32 number = 0, last_number = 0;  // its number; that of the one whose dQ is due
+    i32 turn = 0, last_turn = 0;      // kOrdered: their turns
+    i32 sent = -1;                    // kOrdered: the row tile whose dQ was sent, not yet counted
+
+    float sum[kDim / 2];  // dk or dv
+    float x[32];          // S or dP, then a block of dQ
+    u32 w[16];            // dS or P
+
+    /// Waits for the next row tile's note; its Q comes later.
+    JALI_DEVICE void next_note() {
+      const u32 stage = steps % kStages;
+      barrier_wait(sm.note_full(stage), steps / kStages & 1);
+      i32 row, h;
+      load_shared(sm.note(stage), flags, number, row, h);
+      flags = broadcast(flags);
+      number = broadcast(number);
+      if (kOrdered) turn = broadcast(load_shared(sm.note(stage) + 16));
+    }
+    /// kOrdered: lets the key tiles that come after this one add to the row tile of the last dQ.
+    JALI_DEVICE void end_turn() {
+      if (!kOrdered) return;
+      fence_device();
+      __syncwarp();
+      count_if(a.turns + max_of(sent, 0), sent >= 0 & lane == 0);
+      sent = -1;
+    }
+    /// kOrdered: waits for the key tiles before this one.
+    JALI_DEVICE void wait_turn(bool due) {
+      if (!kOrdered) return;
+      end_turn();
+      wait_at_least(a.turns + last_number, due ? last_turn * Tiles::kConsumerWarps : 0);
+      sent = due ? last_number : -1;
+    }
+
+    /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
+    JALI_DEVICE void multiply_dq(u32 buffer, i32 block) {
+      const u32 y = descriptor(ds_buffer(sm, buffer), 16);
+      const u32 k = descriptor(sm.k() + (kBegin + block) * Tiles::kKHalf, 16);
+#pragma unroll
+      for (i32 t = 0; t < kKeys / 16; ++t) {
+        Wgmma<T, 64, true>::template ss<true>(x, y + t * (2048 / 16), k + t * (2048 / 16), t > 0);
+      }
+      wgmma_commit();
+    }
+    JALI_DEVICE void send_dq(i32 block, bool due) {
+      float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (kBegin + block) * 4096 +
+                  warp * 1024 + lane * 4;
+#pragma unroll
+      for (i32 j = 0; j < 8; ++j) add_four_if(to + j * 128, x + 4 * j, due);
+    }
+
+    JALI_DEVICE u32 p_words(u32 buffer) const {
+      return p_buffer(sm, buffer) + (warp * 32 + lane) * 16;
+    }
+    /// Value side: raw scores less LSE to weights, for both sides.
+    template <bool kHides>
+    JALI_DEVICE void weigh(u32 buffer) {
+#pragma unroll
+      for (i32 n = 0; n < 32; ++n) x[n] = exp2_fast(x[n] * a.scale_log2);
+      if (kHides) {
+        Tiles::hide(x, mask, notes->item[(items - 1) % 4], notes->note[steps % kStages], warp * 16,
+                    lane);
+      }
+#pragma unroll
+      for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
+#pragma unroll
+      for (i32 n = 0; n < 4; ++n) {
+        store_shared(p_words(buffer) + n * 2048, w[4 * n], w[4 * n + 1], w[4 * n + 2],
+                     w[4 * n + 3]);
+      }
+      __syncwarp();
+      barrier_arrive_if(p_full(sm, buffer), lane == 0);
+    }
+    /// Key side: dP - delta and P to dS, for the tensor cores of both sides.
+    JALI_DEVICE void differentiate(u32 buffer) {
+#pragma unroll
+      for (i32 n = 0; n < 16; ++n) {
+        const float low = T::value(static_cast<u16>(w[n])), high = T::value(w[n] >> 16);
+        w[n] = T::pack(x[2 * n] * low, x[2 * n + 1] * high);
+      }
+      const i32 row = warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7);
+      const u32 to = ds_buffer(sm, buffer) + row * 128 + ((lane >> 4 ^ (lane & 7)) << 4);
+#pragma unroll
+      for (i32 t = 0; t < 4; ++t) store_matrices(to ^ t * 32, w + 4 * t);
+      fence_async();
+      __syncwarp();
+      barrier_arrive_if(ds_full(sm, buffer), lane == 0);
+    }
+
+    /// One row tile. kHides: it is partial. The first of a key tile multiplies a dQ as well, but
+    /// sends none.
+    template <bool kHides>
+    JALI_DEVICE void step() {
+      const bool due = !(flags & Tiles::kFirst);
+      const u32 stage = steps % kStages, parity = steps / kStages & 1;
+      const u32 buffer = steps % 2, buffer_parity = steps / 2 & 1;
+      const u32 last_buffer = (steps + 1) % 2, last_parity = (steps - 1) / 2 & 1;
+      const i32 this_number = number, this_turn = turn;
+      barrier_wait(kKeySide ? sm.o_full(stage) : sm.q_full(stage), parity);
+      const u32 statistics = kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage);
+      Tiles::load_statistics(x, statistics + (lane & 3) * 8);
+      tie(x);
+      wgmma_fence();
+      if constexpr (kKeySide) {
+        Tiles::template multiply_dim<kDv>(x, sm.v(), sm.o(stage));
+        wgmma_commit();
+        barrier_wait(p_full(sm, buffer), buffer_parity);
+#pragma unroll
+        for (i32 n = 0; n < 4; ++n) load_words(p_words(buffer) + n * 2048, w + 4 * n);
+        wgmma_wait<0>();
+        tie(x);
+        differentiate(buffer);
+      } else {
+        Tiles::template multiply_dim<kD>(x, sm.k(), sm.q(stage));
+        wgmma_commit();
+        wgmma_wait<0>();
+        tie(x);
+        weigh<kHides>(buffer);
+      }
+      barrier_wait(kKeySide ? sm.q_full(stage) : sm.o_full(stage), parity);
+      barrier_wait(ds_full(sm, last_buffer), last_parity);
+      tie(x);
+      tie(w);
+      tie(sum);
+      wgmma_fence();
+      if (kBlocks > 0) multiply_dq(last_buffer, 0);
+      Tiles::template multiply_rows<kDim>(sum, w, kKeySide ? sm.q(stage) : sm.o(stage));
+      wgmma_commit();
+      ++steps;
+      wgmma_wait<1>();
+      tie(x);
+      wait_turn(due);
+      if (kBlocks > 0) send_dq(0, due);
+      if (kBlocks > 1) {
+        tie(x);
+        wgmma_fence();
+        multiply_dq(last_buffer, 1);
+      }
+      next_note();
+      wgmma_wait<0>();
+      tie(w);
+      tie(x);
+      tie(sum);
+      barrier_arrive_if(sm.rows_empty(stage), lane == 0);
+      if (kBlocks > 1) send_dq(1, due);
+      last_number = this_number;
+      last_turn = this_turn;
+    }
+
+    /// A key tile: all its row tiles.
+    JALI_DEVICE void run_item() {
+      barrier_wait(sm.k_full(), items & 1);
+      barrier_wait(sm.v_full(), items & 1);
+      ++items;
+#pragma unroll
+      for (i32 n = 0; n < kDim / 2; ++n) sum[n] = 0;
+      do {
+        if (!kKeySide && flags & Tiles::kPartial) {
+          step<true>();
+        } else {
+          step<false>();
+        }
+      } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
+      barrier_arrive_if(sm.v_empty(), lane == 0);
+      const u32 buffer = (steps - 1) % 2;
+      barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
+      wait_turn(true);
+#pragma unroll
+      for (i32 block = 0; block < kBlocks; ++block) {
+        tie(x);
+        wgmma_fence();
+        multiply_dq(buffer, block);
+        wgmma_wait<0>();
+        tie(x);
+        if (block == kBlocks - 1) barrier_arrive_if(sm.k_empty(), lane == 0);
+        send_dq(block, true);
+      }
+      if (kBlocks == 0) barrier_arrive_if(sm.k_empty(), lane == 0);
+      // The loader is at most one item ahead: it leaves this one's slot alone.
+      const Item& item = notes->item[(items - 1) % 4];
+      if constexpr (kKeySide) {
+        Tiles::store(sum, a.scale, a.dk, a.dk_strides, a.D, item, warp * 16, lane);
+      } else {
+        Tiles::store(sum, 1.0f, a.dv, a.dv_strides, a.Dv, item, warp * 16, lane);
+      }
+      end_turn();
+    }
+    JALI_DEVICE void run() {
+      next_note();
+      while (!(flags & Tiles::kEnd)) run_item();
+    }
+  };
+
+  JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
+                              const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
+                              const M& mask) {
+    Tiles::template run<kTile.loader_registers, kTile.consumer_registers>(
+        map_q, map_k, map_v, map_o, a, mask,
+        [](const Shared& sm) {
+          for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps / 2);
+        },
+        [&](const Shared& sm, const Notes* notes, i32 wg) {
+          const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) & 3;
+          if (wg == 0) {
+            Consumer<false>{a, mask, sm, notes, warp, lane}.run();
+          } else {
+            Consumer<true>{a, mask, sm, notes, warp, lane}.run();
+          }
+        });
+  }
+};
+
+}  // namespace jali::cuda
+#endif
