@@ -1,6 +1,7 @@
 # What the build writes from the tree:
 #   leaf_list.h        every src/mask/leaf/*.h included, and JALI_FOR_EACH_LEAF(X) over them
 #   backend_list.h     every src/<name>/backend.h included, and JALI_FOR_EACH_BACKEND(X)
+#   variant_list.h     JALI_FOR_EACH_fwd_VARIANT(X), …_bwd_… over the kernel variants
 #   source_pack.{h,cpp}  the texts that kernels compiled at run time may include
 set(JALI_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 
@@ -48,12 +49,32 @@ file(CONFIGURE OUTPUT generated/backend_list.h @ONLY NEWLINE_STYLE UNIX CONTENT
 #define JALI_FOR_EACH_BACKEND(X)@entries@
 ")
 
-# The pack starts from the leaves, the tree that combines them and what predicates are made of, and
-# follows their includes.
-set(pack_roots ${leaf_headers} ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/combine.h
-    ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/predicate/interval.h)
+# Kernel variants: src/cuda/variant/fwd_*.cpp and bwd_*.cpp, each with the function of its name.
+set(variants "")
+foreach(kind fwd bwd)
+  file(GLOB found CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/variant/${kind}_*.cpp)
+  list(SORT found)
+  string(APPEND variants "#define JALI_FOR_EACH_${kind}_VARIANT(X)")
+  foreach(source IN LISTS found)
+    get_filename_component(stem ${source} NAME_WE)
+    string(APPEND variants " X(${stem})")
+  endforeach()
+  string(APPEND variants "\n")
+endforeach()
+file(CONFIGURE OUTPUT generated/variant_list.h @ONLY NEWLINE_STYLE UNIX CONTENT
+"// Written by the build from src/cuda/variant/*.cpp.
+#pragma once
+
+@variants@")
+
+# The pack starts from the leaves, what predicates are made of and the kernels, and follows their
+# includes.
+file(GLOB kernel_texts CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/variant/*.cuh
+     ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/kernel/*.h)
+set(pack_roots ${leaf_headers} ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/predicate/generated.h
+    ${kernel_texts})
 file(GLOB_RECURSE pack_candidates CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/base/*.h
-     ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/*.h)
+     ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/*.h ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/*.h)
 add_custom_command(
   OUTPUT ${JALI_GENERATED_DIR}/source_pack.cpp ${JALI_GENERATED_DIR}/source_pack.h
   COMMAND ${CMAKE_COMMAND} "-DROOTS=${pack_roots}" -DSOURCE_DIR=${CMAKE_CURRENT_SOURCE_DIR}/src

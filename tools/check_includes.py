@@ -25,7 +25,7 @@ LAYERS = {
     "cuda": {"cuda", "backend", "plan", "mask", "base"},
     "api": {"api", "backend", "plan", "mask", "base"},
 }
-GENERATED = {"leaf_list.h", "backend_list.h", "source_pack.h"}
+GENERATED = {"leaf_list.h", "backend_list.h", "source_pack.h", "variant_list.h"}
 PRIVATE_PATH = re.compile(rb"(?<![\w.])/(?:work|root|farm|home|tmp)/")
 
 

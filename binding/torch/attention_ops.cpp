@@ -3,10 +3,12 @@
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <cmath>
 #include <limits>
+#include <optional>
 #include <tuple>
 
-#include "convert.h"
+#include "gpu.h"
 
 namespace jali::binding {
 namespace {
@@ -62,7 +64,11 @@ AttentionOptions make_options(const MaybeTensor& bias, const MaybeTensor& key_bi
     if (number.dtype != DType::kI64 || number.num_elements() != 1) {
       throw Error(Error::Kind::kType, "seed must be an int or an int64 tensor of one element");
     }
-    options.seed = *static_cast<const std::int64_t*>(number.data);
+    if (number.device == DeviceType::kCUDA) {
+      options.seed_on_gpu = static_cast<const std::int64_t*>(number.data);
+    } else {
+      options.seed = *static_cast<const std::int64_t*>(number.data);
+    }
   }
   if (scale) options.scale = *scale;
   options.softcap = softcap;
@@ -99,28 +105,46 @@ void check_ranks(const Tensor& q, const Tensor& v, bool varlen) {
   }
 }
 
-// Packed tokens behind the last sequence, which the core does not touch.
+// Packed tokens behind the last sequence, which the core does not touch. On a GPU: perhaps.
 bool has_tail(const MaybeTensor& cu_seqlens, const Tensor& tokens) {
   if (!cu_seqlens) return false;
+  if (cu_seqlens->is_cuda()) return true;
   TensorView cu = view(*cu_seqlens);
   if (cu.rank != 1 || cu.dtype != DType::kI32 || cu.shape[0] < 1) return true;  // refused later
   auto last = static_cast<const std::int32_t*>(cu.data)[(cu.shape[0] - 1) * cu.stride[0]];
   return last != tokens.size(0);
 }
 
+std::int64_t width_of(const Tensor& t) { return t.size(t.dim() - 1); }
+
+// Without the columns that were added to suit the GPU.
+Tensor cut(Tensor padded, std::int64_t width) {
+  if (width_of(padded) == width) return padded;
+  Tensor exact = empty_in_order(shape_like(padded, width), padded.scalar_type(), padded);
+  torch::stable::copy_(exact, torch::stable::narrow(padded, padded.dim() - 1, 0, width));
+  return exact;
+}
+
 std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
                                              JALI_OPTIONS_PARAMETERS) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
+  std::optional<GpuCall> gpu;
+  if (q.is_cuda()) gpu.emplace(q, options);
+  auto suited = [&](const Tensor& t) { return gpu ? suited_to_gpu(t) : t; };
+  const Tensor q_in = suited(q), k_in = suited(k), v_in = suited(v);
+  // What was padded does not count.
+  if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(width_of(q)));
   ScalarType dtype = q.scalar_type();
-  Tensor out = empty_in_order(shape_like(q, v.size(v.dim() - 1)), dtype, q);
-  Tensor lse = empty(lse_shape(q), dtype == ScalarType::Double ? dtype : ScalarType::Float);
+  Tensor out = empty_in_order(shape_like(q, width_of(v_in)), dtype, q);
+  Tensor lse = empty(lse_shape(q), dtype == ScalarType::Double ? dtype : ScalarType::Float, &q);
   if (has_tail(cu_seqlens_q, q)) {
     torch::stable::zero_(out);
     torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
   }
-  jali::attention_forward(view(q), view(k), view(v), JALI_MASK, options, view(out), view(lse));
-  return {out, lse};
+  jali::attention_forward(view(q_in), view(k_in), view(v_in), JALI_MASK, options, view(out),
+                          view(lse));
+  return {cut(out, width_of(v)), lse};
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {
@@ -128,10 +152,10 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
   return dense ? tensor : torch::stable::contiguous(tensor);
 }
 
-Tensor gradient_of(const MaybeTensor& input, bool needed) {
-  if (!input || !needed) return empty({0}, ScalarType::Float);
+Tensor gradient_of(const MaybeTensor& input, bool needed, const Tensor& q) {
+  if (!input || !needed) return empty({0}, ScalarType::Float, &q);
   auto sizes = input->sizes();
-  return empty({sizes.begin(), sizes.end()}, input->scalar_type());
+  return empty({sizes.begin(), sizes.end()}, input->scalar_type(), &q);
 }
 
 Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
@@ -140,26 +164,41 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
                          bool need_sinks) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
-  auto same_shape = [](const Tensor& t) { return shape_like(t, t.size(t.dim() - 1)); };
-  Tensor dq = empty_in_order(same_shape(q), q.scalar_type(), q);
-  Tensor dk = empty_in_order(same_shape(k), k.scalar_type(), k);
-  Tensor dv = empty_in_order(same_shape(v), v.scalar_type(), v);
-  Tensor dbias = gradient_of(bias, need_bias);
-  Tensor dkey_bias = gradient_of(key_bias, need_key_bias);
-  Tensor dsinks = gradient_of(sinks, need_sinks);
+  std::optional<GpuCall> gpu;
+  if (q.is_cuda()) gpu.emplace(q, options);
+  auto suited = [&](const Tensor& t) { return gpu ? suited_to_gpu(t) : t; };
+  const Tensor q_in = suited(q), k_in = suited(k), v_in = suited(v), out_in = suited(out),
+               dout_in = suited(with_contiguous_rows(dout));
+  if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(width_of(q)));
+  auto gradient_in_order = [](const Tensor& padded, const Tensor& like) {
+    return empty_in_order(shape_like(padded, width_of(padded)), like.scalar_type(), like);
+  };
+  Tensor dq = gradient_in_order(q_in, q);
+  Tensor dk = gradient_in_order(k_in, k);
+  Tensor dv = gradient_in_order(v_in, v);
+  Tensor dbias = gradient_of(bias, need_bias, q);
+  Tensor dkey_bias = gradient_of(key_bias, need_key_bias, q);
+  Tensor dsinks = gradient_of(sinks, need_sinks, q);
   if (has_tail(cu_seqlens_q, q)) torch::stable::zero_(dq);
   if (has_tail(cu_seqlens_k, k)) {
     torch::stable::zero_(dk);
     torch::stable::zero_(dv);
     torch::stable::zero_(dkey_bias);
   }
+  if (gpu) {  // what no kernel visits
+    const bool nothing = k.size(k.dim() - 2) == 0 || q.size(0) == 0;
+    if (nothing || cu_seqlens_q) torch::stable::zero_(dbias);
+    if (nothing) torch::stable::zero_(dkey_bias);
+    if (nothing) torch::stable::zero_(dsinks);
+  }
   AttentionGrads grads{view(dq), view(dk), view(dv), {}, {}, {}};
   if (bias && need_bias) grads.dbias = view(dbias);
   if (key_bias && need_key_bias) grads.dkey_bias = view(dkey_bias);
   if (sinks && need_sinks) grads.dsinks = view(dsinks);
-  jali::attention_backward(view(q), view(k), view(v), view(out), view(lse),
-                           view(with_contiguous_rows(dout)), view(dlse), JALI_MASK, options, grads);
-  return {dq, dk, dv, dbias, dkey_bias, dsinks};
+  jali::attention_backward(view(q_in), view(k_in), view(v_in), view(out_in), view(lse),
+                           view(dout_in), view(dlse), JALI_MASK, options, grads);
+  return {
+      cut(dq, width_of(q)), cut(dk, width_of(k)), cut(dv, width_of(v)), dbias, dkey_bias, dsinks};
 }
 
 // (out, lse, dq, dk, dv, dbias, dkey_bias, dsinks), fp64; gradients are [0] without dout.
@@ -212,7 +251,7 @@ STABLE_TORCH_LIBRARY_IMPL(jali, CPU, m) {
   m.impl("attention_truth", JALI_KERNEL(attention_truth));
 }
 
-// The same kernels: their views refuse memory that is not the CPU's.
+// The core chooses the backend by the device of the tensors; the truth refuses GPUs.
 STABLE_TORCH_LIBRARY_IMPL(jali, CUDA, m) {
   m.impl("attention_forward", JALI_KERNEL(attention_forward));
   m.impl("attention_backward", JALI_KERNEL(attention_backward));

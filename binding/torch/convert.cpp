@@ -35,24 +35,30 @@ DType dtype_of(ScalarType type) {
 }
 
 Tensor empty_strided(const std::vector<std::int64_t>& shape,
-                     const std::vector<std::int64_t>& strides, ScalarType dtype) {
+                     const std::vector<std::int64_t>& strides, ScalarType dtype,
+                     const Tensor* like) {
   AtenTensorHandle handle;
+  const bool gpu = like && like->is_cuda();
+  std::int32_t type = gpu ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
   auto number = torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(dtype));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<std::int64_t>(shape.size()),
-                                                         shape.data(), strides.data(), number,
-                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<std::int64_t>(shape.size()), shape.data(), strides.data(), number, type,
+      gpu ? like->get_device_index() : 0, &handle));
   return Tensor(handle);
 }
 
 }  // namespace
 
 TensorView view(const Tensor& tensor) {
-  if (!tensor.is_cpu()) {
-    throw Error(Error::Kind::kUnsupported,
-                "not yet: Jali's GPU backend has not landed; move the tensors to the CPU with "
-                ".cpu()");
-  }
   TensorView result;
+  if (tensor.is_cuda()) {
+    result.device = DeviceType::kCUDA;
+    result.device_index = tensor.get_device_index();
+  } else if (!tensor.is_cpu()) {
+    throw Error(Error::Kind::kUnsupported,
+                "jali takes tensors on the CPU and on NVIDIA GPUs; move them there with .cpu() or "
+                ".cuda()");
+  }
   auto shape = tensor.sizes();
   auto strides = tensor.strides();
   if (shape.size() > TensorView::kMaxRank) {
@@ -76,12 +82,12 @@ std::vector<TensorView> views(const std::vector<Tensor>& tensors) {
   return result;
 }
 
-Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype) {
+Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype, const Tensor* like) {
   std::vector<std::int64_t> strides(shape.size(), 1);
   for (std::size_t d = shape.size(); d-- > 1;) {
     strides[d - 1] = strides[d] * std::max<std::int64_t>(shape[d], 1);
   }
-  return empty_strided(shape, strides, dtype);
+  return empty_strided(shape, strides, dtype, like);
 }
 
 Tensor empty_in_order(const std::vector<std::int64_t>& shape, ScalarType dtype,
@@ -99,7 +105,7 @@ Tensor empty_in_order(const std::vector<std::int64_t>& shape, ScalarType dtype,
     strides[order[n]] = stride;
     stride *= std::max<std::int64_t>(shape[order[n]], 1);
   }
-  return empty_strided(shape, strides, dtype);
+  return empty_strided(shape, strides, dtype, &like);
 }
 
 void call_guarded(void (*kernel)(StableIValue*, std::uint64_t, std::uint64_t), StableIValue* stack,

@@ -17,14 +17,15 @@ using torch::stable::Tensor;
 /// What a Tensor argument of a schema arrives as; an absent one has no value.
 using MaybeTensor = std::optional<Tensor>;
 
-/// A view of the tensor's memory. Throws kUnsupported for a tensor that is not on the CPU.
+/// A view of the tensor's memory. Throws kUnsupported for devices other than CPUs and NVIDIA GPUs.
 TensorView view(const Tensor& tensor);
 TensorView view(const MaybeTensor& tensor);
 std::vector<TensorView> views(const std::vector<Tensor>& tensors);
 
-/// A new CPU tensor, contiguous.
-Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype);
-/// A new CPU tensor of this shape, dense, whose dims lie in memory in the order of `like`'s strides
+/// A new tensor, contiguous, on the CPU or where `like` is.
+Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype,
+             const Tensor* like = nullptr);
+/// A new tensor of this shape where `like` is, dense, whose dims lie in memory in the order of `like`'s strides
 /// (largest first, equal ones as they stand) except for the last dim, which is innermost.
 Tensor empty_in_order(const std::vector<std::int64_t>& shape, ScalarType dtype, const Tensor& like);
 

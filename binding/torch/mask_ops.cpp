@@ -111,9 +111,6 @@ std::tuple<std::vector<std::int64_t>, double, std::vector<std::int64_t>> explain
           bytes_of(e.backend + " " + e.source)};
 }
 
-std::vector<std::int64_t> describe_leaves() { return bytes_of(jali::describe_leaves()); }
-std::vector<std::int64_t> describe_library() { return bytes_of(jali::describe_library()); }
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
@@ -123,8 +120,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
         "Tensor counts)");
   m.def("mask_varies(" JALI_SHAPE_SCHEMA ") -> (bool, bool)");
   m.def("explain(" JALI_SHAPE_SCHEMA ", Tensor q, SymInt Dv) -> (int[], float, int[])");
-  m.def("describe_leaves() -> int[]");
-  m.def("describe_library() -> int[]");
 }
 
 // A mask may hold no tensor that could tell a device.
@@ -133,8 +128,6 @@ STABLE_TORCH_LIBRARY_IMPL(jali, CompositeExplicitAutograd, m) {
   m.impl("mask_tiles", JALI_KERNEL(mask_tiles));
   m.impl("mask_varies", JALI_KERNEL(mask_varies));
   m.impl("explain", JALI_KERNEL(explain));
-  m.impl("describe_leaves", JALI_KERNEL(describe_leaves));
-  m.impl("describe_library", JALI_KERNEL(describe_library));
 }
 
 }  // namespace jali::binding

@@ -2,6 +2,7 @@
 // only. Every function reports a wrong argument by throwing jali::Error before any work starts.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -155,6 +156,10 @@ std::string describe_leaves();
 /// JALI_* environment variable.
 std::string describe_library();
 
+/// Folders to look for NVIDIA's run-time compiler (libnvrtc) in, beside the loader's own: its wheels
+/// put it into site-packages/nvidia/*/lib. To be called before the first call on a GPU.
+void add_library_folders(const std::vector<std::string>& folders);
+
 /// The index space of a call, for everything that looks at a mask alone.
 struct Shape {
   std::int64_t B = 1, Hq = 1, Hkv = 1, Lq = 0, Lk = 0;
@@ -162,6 +167,9 @@ struct Shape {
   TensorView cu_seqlens_q;        // int32 [B + 1] on the CPU; absent: B sequences of length Lq
   TensorView cu_seqlens_k;        // with them, Lq and Lk are taken from here
   std::int64_t Tq = -1, Tk = -1;  // with them: tokens in packed tables; -1: as many as they cover
+  // Where every table and cu_seqlens is. The functions that look at a mask alone need the CPU.
+  DeviceType device = DeviceType::kCPU;
+  int device_index = 0;
 };
 
 /// Writes the mask's cells: out bool [B, Hq, Lq, Lk], any strides. O(B Hq Lq Lk).
@@ -201,9 +209,18 @@ struct AttentionOptions {
   TensorView cu_seqlens_k;
   bool deterministic = true;  // the CPU backend always is
   int num_threads = 0;        // 0: one per core
+
+  // CUDA only. Nothing waits for the GPU: tables, cu_seqlens and offsets are read when the kernels
+  // run, and their contents are not checked (reads stay inside the tables).
+  void* stream = nullptr;                     // CUstream; null: the default stream
+  const std::int64_t* seed_on_gpu = nullptr;  // instead of `seed`
+  // Memory on the device that lives until what was launched on the stream has run; null: from the
+  // driver's stream-ordered allocator.
+  void* (*allocate)(void* context, std::size_t bytes) = nullptr;
+  void* allocate_context = nullptr;
 };
 
-/// Attention. q [B, Hq, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] (or varlen, see options);
+/// Attention, on the device of q. q [B, Hq, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] (or varlen, see options);
 /// fp64, fp32, bf16 or fp16, last dim contiguous, Hkv divides Hq, D and Dv in 1..1024.
 /// Writes out (q's shape with Dv, q's dtype) and lse [B, Hq, Lq] (varlen [Hq, Tq]; fp32, fp64 for
 /// fp64 inputs; natural log, includes the sink; -inf where a row sees nothing). lse may be absent.
@@ -221,6 +238,14 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
                         const TensorView& out, const TensorView& lse, const TensorView& dout,
                         const TensorView& dlse, const Mask& mask, const AttentionOptions& options,
                         const AttentionGrads& grads);
+
+/// Compiles the GPU kernels that attention_forward (and, with `backward`, attention_backward) would
+/// use for such a call into the cache on disk; needs no GPU. The views tell dtypes, shapes and
+/// strides; they and the mask's tables must say DeviceType::kCUDA, and no memory is read. arch: e.g.
+/// "sm_90a". Returns the kernels, one line each.
+std::vector<std::string> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
+                                  const Mask& mask, const AttentionOptions& options, bool backward,
+                                  const std::string& arch);
 
 /// The slow, independent fp64 specification of attention_forward (and, where grads.dq is given, of
 /// attention_backward with dout and dlse): every cell in turn. Inputs of any supported dtype; out,

@@ -61,11 +61,6 @@ def prepare(
             f"q and k must be tensors, got {type(q).__name__} and {type(k).__name__}; "
             "convert them with torch.as_tensor"
         )
-    if q.is_cuda:
-        raise NotImplementedError(
-            "not yet: Jali's GPU backend has not landed; move q, k, v and the mask to the CPU "
-            "with .cpu() and mask.to('cpu')"
-        )
     if isinstance(mask, Plan):
         q_offset = _planned_offset(mask, q_offset)
     if q_offset is not None and type(q_offset) is not int:
@@ -96,7 +91,7 @@ def prepare(
     if alibi_slopes is not None:
         given["alibi_slopes"] = alibi_slopes.to(torch.float32).contiguous()
     if sinks is not None:
-        given["sinks"] = sinks
+        given["sinks"] = sinks.to(torch.float32).contiguous() if q.is_cuda else sinks
     if cu_seqlens_q is not None:
         given["cu_seqlens_q"] = cu_seqlens_q
     if cu_seqlens_k is not None:

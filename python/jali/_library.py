@@ -37,6 +37,19 @@ def _locate() -> Path:
 path = _locate()
 torch.ops.load_library(str(path))
 
+
+def _library_folders() -> list[str]:
+    """Where NVIDIA's wheels put their libraries."""
+    try:
+        spec = importlib.util.find_spec("nvidia")
+    except (ImportError, ValueError):
+        return []
+    roots = (spec.submodule_search_locations or ()) if spec else ()
+    return [str(folder) for root in roots for folder in sorted(Path(root).glob("*/lib"))]
+
+
+torch.ops.jali.add_library_folders(list("\n".join(_library_folders()).encode()))
+
 _KINDS: dict[str, type[Exception]] = {
     "TypeError: ": TypeError,
     "NotImplementedError: ": NotImplementedError,

@@ -423,7 +423,7 @@ def _show(value: Any) -> str:
 
 
 def _move(value: Any, device: torch.device | str) -> Any:
-    if isinstance(value, (Tensor, Mask)):
+    if hasattr(value, "to"):  # a tensor, a mask, what a predicate was traced to
         return value.to(device)
     if isinstance(value, Sequence) and not isinstance(value, str):
         moved = [_move(x, device) for x in value]

@@ -59,13 +59,29 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
   const BackwardViews views = call.grad_views(grads);
   // A padded bias may be longer than the longest sequence, and without any cell there is nothing to
   // sum: no backend visits such elements.
-  const bool nothing = call.problem().B == 0 || call.problem().Lk == 0;
-  if ((nothing || call.problem().varlen) && views.dbias.given()) clear(grads.dbias);
-  if (nothing && views.dkey_bias.given()) clear(grads.dkey_bias);
-  if (nothing && views.dsinks.given()) clear(grads.dsinks);
+  if (call.problem().device == DeviceType::kCPU) {
+    const bool nothing = call.problem().B == 0 || call.problem().Lk == 0;
+    if ((nothing || call.problem().varlen) && views.dbias.given()) clear(grads.dbias);
+    if (nothing && views.dkey_bias.given()) clear(grads.dkey_bias);
+    if (nothing && views.dsinks.given()) clear(grads.dsinks);
+  }
   choose(call.problem())
       .backward(call.problem(), call.output_view("out", out, Dv), call.lse_view("lse", lse),
                 call.output_view("dout", dout, Dv), call.lse_view("dlse", dlse), views);
+}
+
+std::vector<std::string> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
+                                  const Mask& mask, const AttentionOptions& options, bool backward,
+                                  const std::string& arch) {
+  const CheckedProblem call(q, k, v, mask, options);
+  std::vector<std::string> made;
+  for (const Backend* backend : all_backends()) {
+    if (backend->device() != call.problem().device) continue;
+    for (std::string& line : backend->prebuild(call.problem(), backward, arch)) {
+      made.push_back(std::move(line));
+    }
+  }
+  return made;
 }
 
 Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::int64_t Dv,

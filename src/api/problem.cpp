@@ -78,6 +78,8 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
   shape.Hq = p.Hq;
   shape.Hkv = p.Hkv;
   shape.q_offset = options.q_offset;
+  shape.device = p.device = q.device;
+  shape.device_index = p.device_index = q.device_index;
   if (p.varlen) {
     shape.B = options.cu_seqlens_q.rank == 1 ? options.cu_seqlens_q.shape[0] - 1 : 0;
     shape.cu_seqlens_q = options.cu_seqlens_q;
@@ -96,8 +98,8 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
   p.Lq = mask_->longest_rows();
   p.Lk = mask_->longest_keys();
   // One tile row alone reads each table once anyway.
-  if (p.Lq > kSummary) mask_->summarize();
-  if (p.varlen) {
+  if (p.Lq > kSummary && !mask_->on_gpu()) mask_->summarize();
+  if (p.varlen && !mask_->on_gpu()) {
     const Frame last = shape.B > 0 ? mask_->frame(p.B - 1, 0) : Frame{};
     if (last.q_start + last.num_rows > p.Tq || last.k_start + last.num_keys > p.Tk) {
       value_error("cu_seqlens end at ", last.q_start + last.num_rows, " and ",
@@ -118,8 +120,10 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
   p.seed = static_cast<u64>(options.seed);
   p.deterministic = options.deterministic;
   p.num_threads = options.num_threads;
-  p.device = q.device;
-  p.device_index = q.device_index;
+  p.stream = options.stream;
+  p.seed_on_gpu = reinterpret_cast<const i64*>(options.seed_on_gpu);
+  p.allocate = options.allocate;
+  p.allocate_context = options.allocate_context;
   p.q = tokens_view("q", q, p.Hq, p.varlen ? p.Tq : p.Lq, p.D, p.dtype);
   p.k = tokens_view("k", k, p.Hkv, p.varlen ? p.Tk : p.Lk, p.D, p.dtype);
   p.v = tokens_view("v", v, p.Hkv, p.varlen ? p.Tk : p.Lk, p.Dv, p.dtype);
@@ -231,9 +235,11 @@ CellView CheckedProblem::bias_view(const char* name, const TensorView& t) const 
   const i64 want[4] = {p.B, 0, p.Lq, p.Lk};
   bool shaped = t.rank == 4;
   for (int dim : {0, 2, 3}) {
-    // A padded bias of a varlen call may be longer than the longest sequence.
-    shaped = shaped && (t.shape[dim] == 1 || t.shape[dim] == want[dim] ||
-                        (p.varlen && dim > 0 && t.shape[dim] > want[dim]));
+    // A padded bias of a varlen call may be longer than the longest sequence, whose length is not
+    // known on a GPU.
+    const bool padded =
+        p.varlen && dim > 0 && (t.shape[dim] > want[dim] || p.device == DeviceType::kCUDA);
+    shaped = shaped && (t.shape[dim] == 1 || t.shape[dim] == want[dim] || padded);
   }
   if (!shaped) {
     value_error(name, " is ", shape_text(t), "; expected [1 or ", p.B, ", 1, Hkv or Hq, 1 or ",
@@ -246,6 +252,8 @@ CellView CheckedProblem::bias_view(const char* name, const TensorView& t) const 
   view.stride_h = t.shape[1] > 1 ? t.stride[1] : 0;
   view.stride_i = t.shape[2] > 1 ? t.stride[2] : 0;
   view.stride_j = t.shape[3] > 1 ? t.stride[3] : 0;
+  view.num_rows = static_cast<i32>(t.shape[2]);
+  view.num_keys = static_cast<i32>(t.shape[3]);
   return view;
 }
 

@@ -32,7 +32,8 @@ struct CellView {
   void* data = nullptr;  // null: absent
   DType dtype = DType::kF32;
   i64 stride_b = 0, stride_h = 0, stride_i = 0, stride_j = 0;
-  i32 head_div = 1;  // Hq / (heads of the tensor)
+  i32 num_rows = 1, num_keys = 1;  // of the tensor, which may be longer than any sequence
+  i32 head_div = 1;                // Hq / (heads of the tensor)
   bool given() const { return data != nullptr; }
 };
 
@@ -59,7 +60,12 @@ struct AttentionProblem {
   int num_threads = 0;                   // 0: one per core
   DeviceType device = DeviceType::kCPU;  // of every tensor
   int device_index = 0;
-  void* stream = nullptr;  // CUDA
+
+  // CUDA: see AttentionOptions
+  void* stream = nullptr;
+  const i64* seed_on_gpu = nullptr;
+  void* (*allocate)(void* context, std::size_t bytes) = nullptr;
+  void* allocate_context = nullptr;
 
   /// Always given; trivial() when nothing is masked. Its frame(b, h) also says the lengths, starts
   /// and q_offset of every sequence.
@@ -105,6 +111,13 @@ class Backend {
   virtual void backward(const AttentionProblem& problem, const HeadView& out, const HeadView& lse,
                         const HeadView& dout, const HeadView& dlse,
                         const BackwardViews& grads) const = 0;
+
+  /// Compiles for `arch` what such a problem would run, if the backend compiles at run time, with or
+  /// without what a backward pass needs. Reads no memory. Returns what was made, one line each.
+  virtual std::vector<std::string> prebuild(const AttentionProblem&, bool /*backward*/,
+                                            const std::string& /*arch*/) const {
+    return {};
+  }
 };
 
 /// All backends of this library.

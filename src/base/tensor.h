@@ -12,6 +12,9 @@ std::int64_t dtype_bytes(DType dtype);
 /// "[2, 8, 128, 64]", for messages.
 std::string shape_text(const TensorView& t);
 
+/// Throws unless the tensor is on that device.
+void check_device(const char* name, const TensorView& t, DeviceType device, int index);
+
 template <class T>
 T* data_of(const TensorView& t) {
   return static_cast<T*>(t.data);

@@ -52,9 +52,8 @@ const TensorView& Binder::take_table(const char* name, DType dtype) {
     type_error(leaf_, ": ", name, " has dtype ", dtype_name(table.dtype), "; expected ",
                dtype_name(dtype));
   }
-  if (table.device != DeviceType::kCPU) {
-    type_error(leaf_, ": ", name, " is on a GPU while q is on the CPU; move the mask with .to()");
-  }
+  check_device((std::string(leaf_) + ": " + name).c_str(), table, context_.shape.device,
+               context_.shape.device_index);
   return table;
 }
 
@@ -97,7 +96,8 @@ void Binder::operator()(const char* name, Scalar& out, const char* dims, const c
                   ": expected 1 or B = ", context_.shape.B, " entries");
     }
     varies_by_batch |= size > 1;
-    for (std::int64_t b = 0; b < size; ++b) {
+    const bool readable = context_.shape.device == DeviceType::kCPU;
+    for (std::int64_t b = 0; readable && b < size; ++b) {
       i32 value = out.data[b * out.stride];
       if (value < -kMaxLength || value > kMaxLength) {
         value_error(leaf_, ": ", name, "[", b, "] = ", value, " is beyond ±2^30");
@@ -143,13 +143,16 @@ void Binder::bind_tokens(const char* name, TokenTable<T>& out, const char* dims,
 void LengthChecker::check(const char* name, std::int64_t length, i32& packed,
                           const char* dims) const {
   if (packed) {
-    const TensorView& cu = has(dims, 'Q') ? shape_.cu_seqlens_q : shape_.cu_seqlens_k;
-    const std::int64_t covered = data_of<const i32>(cu)[shape_.B * cu.stride[0]];
     const std::int64_t tokens = has(dims, 'Q') ? shape_.Tq : shape_.Tk;
-    packed = length == covered || length == tokens;
-    if (!packed && tokens < 0 && length > covered && shape_.B > 1) {
-      value_error(leaf_, ": ", name, " has ", length, " entries, but the sequences cover ", covered,
-                  " tokens; cut what lies behind the last one off");
+    packed = length == tokens;
+    if (shape_.device == DeviceType::kCPU) {
+      const TensorView& cu = has(dims, 'Q') ? shape_.cu_seqlens_q : shape_.cu_seqlens_k;
+      const std::int64_t covered = data_of<const i32>(cu)[shape_.B * cu.stride[0]];
+      packed |= length == covered;
+      if (!packed && tokens < 0 && length > covered && shape_.B > 1) {
+        value_error(leaf_, ": ", name, " has ", length, " entries, but the sequences cover ",
+                    covered, " tokens; cut what lies behind the last one off");
+      }
     }
     binder_.varies_by_batch |= packed != 0;
   }
@@ -157,6 +160,7 @@ void LengthChecker::check(const char* name, std::int64_t length, i32& packed,
   const bool rows = has(dims, 'Q');
   const std::int64_t want = std::max<std::int64_t>(rows ? shape_.Lq : shape_.Lk, 1);
   const bool varlen = shape_.cu_seqlens_q.given();
+  if (varlen && shape_.device != DeviceType::kCPU) return;  // the longest length is not known
   if (varlen ? length < want : length != want) {
     value_error(leaf_, ": ", name, " has ", length, " entries per sequence; expected ",
                 rows ? "Lq = " : "Lk = ", want, varlen ? " (or one packed row of all tokens)" : "");
@@ -181,7 +185,7 @@ void Binder::bind_grid(const char* name, GridTable<T>& out, const char* dims, DT
     const Shape& s = context_.shape;
     const bool varlen = s.cu_seqlens_q.given();
     auto fits = [&](std::int64_t n, std::int64_t want) {
-      return n == 1 || n == want || (varlen && n > want);
+      return n == 1 || n == want || (varlen && (n > want || s.device != DeviceType::kCPU));
     };
     if (!fits(t.shape[last - 1], s.Lq) || !fits(t.shape[last], s.Lk)) {
       value_error(leaf_, ": ", name, " is ", shape_text(t), "; expected 1 or Lq = ", s.Lq,

@@ -9,15 +9,19 @@
 namespace jali {
 namespace {
 
-const i32* check_cu_seqlens(const char* name, const TensorView& cu, std::int64_t B) {
+void check_cu_seqlens(const char* name, const TensorView& cu, const Shape& s) {
   if (cu.rank != 1 || cu.dtype != DType::kI32) {
     type_error(name, " is ", dtype_name(cu.dtype), " ", shape_text(cu),
                "; expected int32 [number of sequences + 1]");
   }
-  if (cu.shape[0] != B + 1) {
-    value_error(name, " has ", cu.shape[0], " entries; expected ", B + 1);
+  if (cu.shape[0] != s.B + 1) {
+    value_error(name, " has ", cu.shape[0], " entries; expected ", s.B + 1);
   }
   if (cu.stride[0] != 1) value_error(name, " must be contiguous");
+  check_device(name, cu, s.device, s.device_index);
+}
+
+const i32* read_cu_seqlens(const char* name, const TensorView& cu, std::int64_t B) {
   const i32* at = data_of<const i32>(cu);
   if (at[0] != 0) value_error(name, "[0] = ", at[0], "; expected 0");
   for (std::int64_t b = 0; b < B; ++b) {
@@ -29,6 +33,12 @@ const i32* check_cu_seqlens(const char* name, const TensorView& cu, std::int64_t
   return at;
 }
 
+void check_offset(i64 offset) {
+  if (offset < -kMaxLength || offset > kMaxLength) {
+    value_error("q_offset = ", offset, " is beyond ±2^30");
+  }
+}
+
 i32 check_length(const char* name, std::int64_t n) {
   if (n < 0 || n >= kMaxLength) value_error(name, " = ", n, "; expected 0 <= ", name, " < 2^30");
   return static_cast<i32>(n);
@@ -36,9 +46,14 @@ i32 check_length(const char* name, std::int64_t n) {
 
 }  // namespace
 
-BoundMask::BoundMask(const Mask& mask, const Shape& shape) { parse(mask, bind_shape(shape)); }
+BoundMask::BoundMask(const Mask& mask, const Shape& shape) : shape_(shape) {
+  bind_shape();
+  if (!on_gpu()) bind_frames();
+  parse(mask);
+}
 
-Shape BoundMask::bind_shape(Shape s) {
+void BoundMask::bind_shape() {
+  Shape& s = shape_;
   if (s.B < 0 || s.Hq < 1 || s.Hkv < 1 || s.Hq % s.Hkv != 0) {
     value_error("B = ", s.B, ", Hq = ", s.Hq, ", Hkv = ", s.Hkv,
                 ": expected at least one head, and Hq a multiple of Hkv");
@@ -49,11 +64,21 @@ Shape BoundMask::bind_shape(Shape s) {
   if (varlen != s.cu_seqlens_k.given()) {
     value_error("cu_seqlens_q and cu_seqlens_k must be given together");
   }
-  const i32* cu_q = varlen ? check_cu_seqlens("cu_seqlens_q", s.cu_seqlens_q, s.B) : nullptr;
-  const i32* cu_k = varlen ? check_cu_seqlens("cu_seqlens_k", s.cu_seqlens_k, s.B) : nullptr;
-  for (std::int64_t b = 0; varlen && b < s.B; ++b) {
-    s.Lq = max_of<std::int64_t>(b == 0 ? 0 : s.Lq, cu_q[b + 1] - cu_q[b]);
-    s.Lk = max_of<std::int64_t>(b == 0 ? 0 : s.Lk, cu_k[b + 1] - cu_k[b]);
+  if (varlen) {
+    check_cu_seqlens("cu_seqlens_q", s.cu_seqlens_q, s);
+    check_cu_seqlens("cu_seqlens_k", s.cu_seqlens_k, s);
+    s.Lq = s.Lk = 0;
+    if (on_gpu()) {
+      s.Lq = s.Tq;
+      s.Lk = s.Tk;
+    } else {
+      const i32* cu_q = read_cu_seqlens("cu_seqlens_q", s.cu_seqlens_q, s.B);
+      const i32* cu_k = read_cu_seqlens("cu_seqlens_k", s.cu_seqlens_k, s.B);
+      for (std::int64_t b = 0; b < s.B; ++b) {
+        s.Lq = max_of<std::int64_t>(s.Lq, cu_q[b + 1] - cu_q[b]);
+        s.Lk = max_of<std::int64_t>(s.Lk, cu_k[b + 1] - cu_k[b]);
+      }
+    }
   }
   lq_ = check_length("Lq", s.Lq);
   lk_ = check_length("Lk", s.Lk);
@@ -67,8 +92,18 @@ Shape BoundMask::bind_shape(Shape s) {
       value_error("q_offset ", shape_text(offsets), ": expected an int or a tensor [B = ", s.B,
                   "]");
     }
+    check_device("q_offset", offsets, s.device, s.device_index);
   }
+  if (s.q_offset.tag == IntParam::Tag::kNumber) check_offset(s.q_offset.number);
   frames_vary_ = varlen || (table && offsets.num_elements() > 1);
+  varies_by_batch_ = frames_vary_;
+}
+
+void BoundMask::bind_frames() {
+  const Shape& s = shape_;
+  const bool varlen = s.cu_seqlens_q.given();
+  const i32* cu_q = varlen ? data_of<const i32>(s.cu_seqlens_q) : nullptr;
+  const i32* cu_k = varlen ? data_of<const i32>(s.cu_seqlens_k) : nullptr;
   for (i32 b = 0; b < (frames_vary_ ? num_batches_ : 1); ++b) {
     Frame f;
     f.b = b;
@@ -78,23 +113,21 @@ Shape BoundMask::bind_shape(Shape s) {
     f.k_start = varlen ? cu_k[b] : 0;
     i64 offset = i64{f.num_keys} - f.num_rows;
     if (s.q_offset.tag == IntParam::Tag::kNumber) offset = s.q_offset.number;
-    if (table) {
+    if (s.q_offset.tag == IntParam::Tag::kTable) {
+      const TensorView& offsets = s.q_offset.table;
       const i64 step = offsets.rank == 1 && offsets.shape[0] > 1 ? offsets.stride[0] : 0;
       offset = data_of<const i32>(offsets)[b * step];
-    }
-    if (offset < -kMaxLength || offset > kMaxLength) {
-      value_error("q_offset = ", offset, " is beyond ±2^30");
+      check_offset(offset);
     }
     f.q_offset = static_cast<i32>(offset);
     frames_.push_back(f);
   }
   if (frames_.empty()) frames_.emplace_back();
-  return s;
 }
 
-void BoundMask::parse(const Mask& mask, const Shape& shape) {
+void BoundMask::parse(const Mask& mask) {
   const std::vector<std::int64_t>& program = mask.program();
-  BindContext context{shape, mask.scalars().data(), mask.tables().data(),
+  BindContext context{shape_, mask.scalars().data(), mask.tables().data(),
                       mask.scalars().data() + mask.scalars().size(),
                       mask.tables().data() + mask.tables().size()};
   std::vector<i32> stack;
@@ -136,7 +169,7 @@ void BoundMask::parse(const Mask& mask, const Shape& shape) {
     value_error("mask program: ", context.scalars_end - context.scalars, " scalars and ",
                 context.tables_end - context.tables, " tables are left over");
   }
-  varies_by_batch_ |= frames_vary_;
+  if (on_gpu()) return;
   for (const auto& leaf : leaves_) check_tables(*leaf);
 }
 

@@ -17,6 +17,11 @@ class BoundMask {
   /// Checks the program, every table and the shape itself (throws Error), then binds.
   BoundMask(const Mask& mask, const Shape& shape);
 
+  /// The problem it is bound to; with cu_seqlens, Lq and Lk are those of the longest sequence.
+  /// On a GPU nobody has read cu_seqlens, offsets and tables: frame(), summarize() and cursors must
+  /// not be used, and Lq and Lk are upper bounds.
+  const Shape& shape() const { return shape_; }
+  bool on_gpu() const { return shape_.device == DeviceType::kCUDA; }
   /// No mask at all: every cell of every tile is visible.
   bool trivial() const { return nodes_.empty(); }
   /// Whether cells may differ between sequences (then per-sequence lengths may differ too) / heads.
@@ -51,10 +56,12 @@ class BoundMask {
   }
 
  private:
-  Shape bind_shape(Shape shape);
-  void parse(const Mask& mask, const Shape& shape);
+  void bind_shape();
+  void bind_frames();
+  void parse(const Mask& mask);
   void check_tables(const LeafNode& leaf) const;
 
+  Shape shape_;
   i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1, lq_ = 0, lk_ = 0;
   bool varies_by_batch_ = false;
   bool frames_vary_ = false;   // lengths or offsets differ between sequences

@@ -25,6 +25,12 @@ struct FieldInfo {
   std::string name, type, dims, doc;
 };
 
+/// Bytes of a leaf's struct as kernels receive it.
+struct LeafBytes {
+  const void* data;
+  i32 size, alignment;
+};
+
 /// A leaf bound to a problem. RowBlock and ColBlock are opaque bytes of the stated size.
 class LeafNode {
  public:
@@ -52,6 +58,15 @@ class LeafNode {
   /// (i0 + r, j0 + 64 w + c); rows are `stride` words apart; bits beyond j1 are 0.
   virtual void fill(const Frame& f, i32 i0, i32 i1, i32 j0, i32 j1, u64* bits,
                     i64 stride) const = 0;
+
+  // For kernels that are compiled for the mask: the leaf's type inside namespace jali (it depends on
+  // the structure alone), the text that defines it, its parameters, and bounds of sizeof RowBlock
+  // and ColBlock there.
+  virtual std::string device_type() const = 0;
+  virtual std::string device_definition() const = 0;
+  virtual LeafBytes device_bytes() const = 0;
+  virtual int device_row_block_bytes() const { return row_block_bytes(); }
+  virtual int device_col_block_bytes() const { return col_block_bytes(); }
 
   static constexpr int kMaxBlockBytes = 1024;
 };

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <type_traits>
 
 #include "base/error.h"
 #include "mask/binder.h"
@@ -12,6 +14,8 @@ namespace jali {
 
 template <class L>
 class LeafOf final : public LeafNode {
+  static_assert(std::is_trivially_copyable_v<L>, "kernels receive the struct as bytes");
+
  public:
   using RowBlock = typename L::RowBlock;
   using ColBlock = typename L::ColBlock;
@@ -27,8 +31,12 @@ class LeafOf final : public LeafNode {
     leaf_.fields(LengthChecker(context.shape, L::kName, binder));
     // A leaf may refuse values: valid() returns what is wrong, or null.
     if constexpr (requires(const L& l) { l.valid(i32{}, i32{}); }) {
-      if (const char* wrong =
-              leaf_.valid(static_cast<i32>(context.shape.Lq), static_cast<i32>(context.shape.Lk))) {
+      // The lengths of packed sequences on a GPU are not known here.
+      const Shape& s = context.shape;
+      const bool unknown = s.device == DeviceType::kCUDA && s.cu_seqlens_q.given();
+      const i32 Lq = unknown ? 0 : static_cast<i32>(s.Lq),
+                Lk = unknown ? 0 : static_cast<i32>(s.Lk);
+      if (const char* wrong = leaf_.valid(Lq, Lk)) {
         value_error(L::kName, ": ", wrong);
       }
     }
@@ -73,8 +81,22 @@ class LeafOf final : public LeafNode {
   void fill(const Frame& f, i32 i0, i32 i1, i32 j0, i32 j1, u64* bits, i64 stride) const override {
     functions_.fill(&leaf_, f, i0, i1, j0, j1, bits, stride);
   }
+  std::string device_type() const override { return "leaf::" + camel_case(L::kName); }
+  std::string device_definition() const override {
+    return std::string("#include \"mask/leaf/") + L::kName + ".h\"\n";
+  }
+  LeafBytes device_bytes() const override { return {&leaf_, sizeof(L), alignof(L)}; }
 
  private:
+  /// key_interval is struct KeyInterval.
+  static std::string camel_case(const char* name) {
+    std::string text;
+    for (bool up = true; *name; ++name) {
+      if (*name != '_') text += up ? static_cast<char>(*name - 'a' + 'A') : *name;
+      up = *name == '_';
+    }
+    return text;
+  }
   // A leaf's own merge() wins over the free one for Range.
   template <class Block>
   static void merge_into(void* into, const void* block) {

@@ -43,7 +43,7 @@ TEST(token_tables) {
   CHECK_REFUSED(key_interval(ints({3, 10}), {}), "has 3 heads; expected 1, Hkv = 2 or Hq = 4");
   TensorView elsewhere = bools({10});
   elsewhere.device = DeviceType::kCUDA;
-  CHECK_REFUSED(key_padding(elsewhere), "is on a GPU while q is on the CPU");
+  CHECK_REFUSED(key_padding(elsewhere), "is on GPU 0, the call's tensors on the CPU");
 }
 
 TEST(numbers) {

@@ -585,7 +585,7 @@ TEST(malformed_programs_are_refused) {
   TensorView far = ints;
   far.device = DeviceType::kCUDA;
   CHECK_THROWS(bind({1, 1, 1, 1, row, load, 0, 0, key, le, 1, 2}, {0}, {far}), Error,
-               "not in CPU memory");
+               "is on GPU 0, the call's tensors on the CPU");
 }
 
 }  // namespace

@@ -47,6 +47,10 @@ struct Opened {
     take(d.kernel_attribute, "cuKernelGetAttribute");
     take(d.launch, "cuLaunchKernel");
     take(d.tensor_map, "cuTensorMapEncodeTiled");
+    take(d.allocate, "cuMemAlloc_v2");
+    take(d.allocate_async, "cuMemAllocAsync");
+    take(d.free_async, "cuMemFreeAsync");
+    take(d.is_capturing, "cuStreamIsCapturing");
     take(d.memset_async, "cuMemsetD32Async");
     if (!missing.empty()) return;
     const Result result = d.init(0);

@@ -94,11 +94,12 @@ std::string find_cubin(const Source& source, const std::string& arch) {
   return cache.find_or_make(key, [&] { return nvrtc.compile(source, arch).cubin; });
 }
 
-const Kernel& find_kernel(const Source& source, const char* name, int device, int shared_bytes) {
+const Kernel& find_kernel(const std::string& key, const char* name, int device, int shared_bytes,
+                          const std::function<Source()>& make_source) {
   static OnceTable<std::string, Library*> libraries;
-  static OnceTable<std::pair<std::string, int>, Kernel> kernels;
-  const std::string key = source.name + '\0' + source.text;
-  return kernels.get({key + '\0' + name, device}, [&] {
+  static OnceTable<std::string, Kernel> kernels;
+  const std::string place = std::to_string(device) + '\0' + name + '\0' + key;
+  return kernels.get(place, [&] {
     const Driver& d = Driver::get();
     const DeviceInfo& info = device_info(device);
     const std::string arch =
@@ -106,7 +107,7 @@ const Kernel& find_kernel(const Source& source, const char* name, int device, in
     const DeviceGuard guard(device);
     Library* const library = libraries.get(arch + '\0' + key, [&] {
       Library* loaded = nullptr;
-      const std::string cubin = find_cubin(source, arch);
+      const std::string cubin = find_cubin(make_source(), arch);
       d.check(d.library_load(&loaded, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
               "loading a kernel");
       return loaded;

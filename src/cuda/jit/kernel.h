@@ -1,6 +1,7 @@
 // From a text to a launchable kernel: in-process table, disk cache, compiler.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "cuda/jit/driver.h"
@@ -20,7 +21,9 @@ struct Kernel {
 std::string find_cubin(const Source& source, const std::string& arch);
 
 /// The kernel `name` of a source on a device, loaded once per process and device with room for
-/// `shared_bytes` of dynamic shared memory. Thread-safe; two threads never compile the same source.
-const Kernel& find_kernel(const Source& source, const char* name, int device, int shared_bytes);
+/// `shared_bytes` of dynamic shared memory. `key` stands for the source, which is made only when the
+/// kernel is not loaded yet. Thread-safe; two threads never compile the same source.
+const Kernel& find_kernel(const std::string& key, const char* name, int device, int shared_bytes,
+                          const std::function<Source()>& make_source);
 
 }  // namespace jali::cuda

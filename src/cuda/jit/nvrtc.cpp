@@ -1,6 +1,7 @@
 #include "cuda/jit/nvrtc.h"
 
 #include <dlfcn.h>
+#include <jali/jali.h>
 
 #include <mutex>
 
@@ -34,11 +35,6 @@ struct Nvrtc::Api {
   int (*log_size)(Program* program, std::size_t* bytes);
   int (*log)(Program* program, char* out);
 };
-
-void add_nvrtc_folders(const std::vector<std::string>& more) {
-  const std::lock_guard<std::mutex> lock(folders_mutex);
-  folders().insert(folders().end(), more.begin(), more.end());
-}
 
 Nvrtc::Nvrtc() {
   std::vector<std::string> paths;
@@ -118,7 +114,7 @@ Compiled Nvrtc::compile(const Source& source, const std::string& arch) const {
   check(api_->create(&program, source.text.c_str(), source.name.c_str(),
                      static_cast<int>(names.size()), texts.data(), names.data()),
         "nvrtcCreateProgram");
-  std::vector<std::string> options = {"--gpu-architecture=" + arch, "-std=c++20",
+  std::vector<std::string> options = {"--gpu-architecture=" + arch, "-std=c++20", "-default-device",
                                       "-diag-suppress=177,550", "--ptxas-options=-v"};
   options.insert(options.end(), source.options.begin(), source.options.end());
   std::vector<const char*> raw;
@@ -142,3 +138,12 @@ Compiled Nvrtc::compile(const Source& source, const std::string& arch) const {
 }
 
 }  // namespace jali::cuda
+
+namespace jali {
+
+void add_library_folders(const std::vector<std::string>& more) {
+  const std::lock_guard<std::mutex> lock(cuda::folders_mutex);
+  cuda::folders().insert(cuda::folders().end(), more.begin(), more.end());
+}
+
+}  // namespace jali

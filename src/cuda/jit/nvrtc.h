@@ -39,8 +39,4 @@ class Nvrtc {
   std::string path_;
 };
 
-/// Folders to look for libnvrtc in, beside the loader's own (wheels of NVIDIA put it into
-/// site-packages/nvidia/*/lib). To be called before the first compilation.
-void add_nvrtc_folders(const std::vector<std::string>& folders);
-
 }  // namespace jali::cuda

@@ -53,7 +53,7 @@ Bound load(const Table& t, const Bound& whole, const Step& step, const Value* va
     hi[d] = clamp_to<i64>(index.hi, 0, t.size[d] - 1);
     count = min_of(count * (hi[d] - lo[d] + 1), kMaxReads + 1);
   }
-  return count <= kMaxReads ? range_within(t, lo, hi) : whole;
+  return t.readable && count <= kMaxReads ? range_within(t, lo, hi) : whole;
 }
 
 Value of(Interval i) { return {i, any_float(), not_affine()}; }
@@ -217,6 +217,10 @@ void analyse(const Code& code, const Bound* ranges, const Domain& domain,
 
 Bound range_of(const Table& table) {
   if (table.dtype == DType::kBool) return {maybe(), any_float()};
+  if (!table.readable) {
+    const Interval narrow = {-kFar - 1ll, kFar};
+    return {table.dtype == DType::kI32 ? narrow : unbounded(), any_float()};
+  }
   i64 lo[kMaxRank] = {}, hi[kMaxRank] = {};
   for (int d = 0; d < table.rank; ++d) hi[d] = table.size[d] - 1;
   return range_within(table, lo, hi);

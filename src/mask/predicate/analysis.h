@@ -25,7 +25,8 @@ struct Domain {
 void analyse(const Code& code, const Bound* ranges, const Domain& domain,
              const std::vector<i32>& order, Value* values);
 
-/// Smallest and largest element of a table; reads all of it, but no bools.
+/// Smallest and largest element of a table; reads all of it, but no bools. Of one that cannot be read:
+/// what its type can hold.
 Bound range_of(const Table& table);
 
 }  // namespace jali::predicate

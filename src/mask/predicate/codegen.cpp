@@ -8,7 +8,7 @@ namespace {
 class Generator {
  public:
   Generator(const Program& program, const std::string& name, bool wide)
-      : program_(compact(program, [](i32 a, i32 b) { return a == b; })),
+      : program_(canonical(program)),
         name_(name),
         wide_(wide),
         measured_(measured_steps(program_, program_.steps.size())) {
@@ -338,6 +338,10 @@ class Generator {
 };
 
 }  // namespace
+
+Program canonical(const Program& program) {
+  return compact(program, [](i32 a, i32 b) { return a == b; });
+}
 
 std::string generate(const Program& program, const std::string& name, bool wide) {
   return Generator(program, name, wide).text();

@@ -15,6 +15,10 @@ namespace jali::predicate {
 ///   t<n>, range<n>                 table n (TableOf<T, rank>) and what it can hold: an Interval, or
 ///                                  a FloatInterval
 /// wide: integers in 64 bits; the caller proves that 32 are enough, or asks for it.
+/// Members stand in the order of the literals and tables of canonical(program).
 std::string generate(const Program& program, const std::string& name, bool wide);
+
+/// The program that is printed: equal steps once, unneeded ones dropped, whatever the literals are.
+Program canonical(const Program& program);
 
 }  // namespace jali::predicate

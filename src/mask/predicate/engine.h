@@ -15,6 +15,7 @@ struct Table {
   DType dtype;
   i32 rank;
   i64 size[kMaxRank], stride[kMaxRank];
+  bool readable = true;  // false: in GPU memory
 };
 
 union Word {

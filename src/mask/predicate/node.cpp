@@ -1,10 +1,12 @@
 #include "mask/predicate/node.h"
 
+#include <cstdio>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/tensor.h"
 #include "mask/predicate/analysis.h"
+#include "mask/predicate/codegen.h"
 
 namespace jali {
 namespace predicate {
@@ -23,6 +25,7 @@ class PredicateNode final : public LeafNode {
  public:
   PredicateNode(BindContext& context, const std::int64_t* code, std::int64_t code_size) {
     program_ = parse(code, code_size);
+    if (context.shape.device == DeviceType::kCUDA) remember_structure(code, code_size);
     take_offset(context);
     take_consts(context);
     take_tables(context);
@@ -36,6 +39,7 @@ class PredicateNode final : public LeafNode {
              tables_.data(),
              false};
     choose_width(context.shape);
+    if (!type_.empty()) lay_out_for_device();
     measured_ = measured_steps(program_, kMaxMeasured);
     lay_out();
     engine_ = &engine(current_isa());
@@ -86,6 +90,18 @@ class PredicateNode final : public LeafNode {
     engine_->fill(code_, f, row_offset(f), i0, i1, j0, j1, scratch.get(), bits, stride);
   }
 
+  std::string device_type() const override { return "predicate::" + type_; }
+  std::string device_definition() const override {
+    return "#include \"mask/predicate/generated.h\"\nnamespace jali::predicate {\n" +
+           generate(structure_, type_, code_.wide) + "}\n";
+  }
+  LeafBytes device_bytes() const override {
+    return {bytes_.data(), static_cast<i32>(bytes_.size() * sizeof(u64)), alignof(u64)};
+  }
+  // A Range, then an interval per measured step.
+  int device_row_block_bytes() const override { return device_block_bytes_; }
+  int device_col_block_bytes() const override { return device_block_bytes_; }
+
  private:
   static int block_bytes(const std::vector<i32>& measured) {
     return kBlockHead + static_cast<int>(measured.size() * sizeof(Bound));
@@ -99,6 +115,8 @@ class PredicateNode final : public LeafNode {
   void take_tables(BindContext& context);
   void choose_width(const Shape& shape);
   void lay_out();
+  void remember_structure(const std::int64_t* code, std::int64_t code_size);
+  void lay_out_for_device();
 
   void measure(const Frame& f, Stage stage, i32 begin, i32 end, const std::vector<i32>& steps,
                void* out) const {
@@ -140,6 +158,12 @@ class PredicateNode final : public LeafNode {
   std::vector<i32> slots_;
   i64 scratch_words_ = 0;
   const Engine* engine_ = nullptr;
+
+  // On a GPU
+  Program structure_;       // as given, whatever the values of its literals
+  std::string type_;        // of the generated struct
+  std::vector<u64> bytes_;  // of its members
+  int device_block_bytes_ = 0;
 };
 
 std::int64_t take_scalar(BindContext& context, const char* what) {
@@ -148,9 +172,8 @@ std::int64_t take_scalar(BindContext& context, const char* what) {
 }
 const TensorView& take_table(BindContext& context, const char* what) {
   if (context.tables == context.tables_end) value_error("predicate: no table left for ", what);
-  if (context.tables->device != DeviceType::kCPU) {
-    unsupported("predicate: ", what, " is not in CPU memory");
-  }
+  check_device((std::string("predicate: ") + what).c_str(), *context.tables, context.shape.device,
+               context.shape.device_index);
   return *context.tables++;
 }
 
@@ -178,7 +201,9 @@ void PredicateNode::take_offset(BindContext& context) {
     offset_.data = data_of<const i32>(t);
     offset_.size = static_cast<i32>(t.shape[0]);
     offset_.stride = t.stride[0];
-    for (i32 b = 0; b < offset_.size; ++b) check_offset(offset_.at_batch(b));
+    for (i32 b = 0; t.device == DeviceType::kCPU && b < offset_.size; ++b) {
+      check_offset(offset_.at_batch(b));
+    }
   }
 }
 
@@ -205,7 +230,7 @@ void PredicateNode::take_tables(BindContext& context) {
       type_error("predicate: a captured tensor is ", dtype_name(t.dtype), " ", shape_text(t),
                  "; the program expects ", dtype_name(type.dtype), " with ", type.rank, " dims");
     }
-    Table table = {t.data, t.dtype, t.rank, {}, {}};
+    Table table = {t.data, t.dtype, t.rank, {}, {}, t.device == DeviceType::kCPU};
     for (int d = 0; d < t.rank; ++d) {
       table.size[d] = t.shape[d];
       table.stride[d] = t.stride[d];
@@ -221,7 +246,9 @@ void PredicateNode::take_tables(BindContext& context) {
 /// Bounds every value over the whole problem; 32 bits do if all integers fit them.
 void PredicateNode::choose_width(const Shape& shape) {
   Interval offset = point(offset_.value);
-  if (offset_.data) {
+  if (offset_.data && shape.device == DeviceType::kCUDA) {
+    offset = {-kMaxLength, kMaxLength};
+  } else if (offset_.data) {
     for (i32 b = 0; b < offset_.size; ++b) {
       const Interval x = point(offset_.at_batch(b));
       offset = b ? hull(offset, x) : x;
@@ -247,6 +274,59 @@ void PredicateNode::choose_width(const Shape& shape) {
     }
     anywhere_[s].affine = not_affine();  // true of one (b, h) only
   }
+}
+
+void PredicateNode::remember_structure(const std::int64_t* code, std::int64_t code_size) {
+  structure_ = program_;
+  u64 hash = 14695981039346656037ull;  // FNV-1a
+  for (std::int64_t n = 0; n < code_size; ++n) {
+    hash = (hash ^ static_cast<u64>(code[n])) * 1099511628211ull;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, "Predicate%016llx", static_cast<unsigned long long>(hash));
+  type_ = text;
+}
+
+/// The members of the generated struct, in its order (see codegen.h).
+void PredicateNode::lay_out_for_device() {
+  if (code_.wide) type_ += "Wide";
+  std::vector<char> bytes;
+  auto append = [&](const void* data, std::size_t size, std::size_t alignment) {
+    bytes.resize(ceil_div(bytes.size(), alignment) * alignment);
+    bytes.insert(bytes.end(), static_cast<const char*>(data),
+                 static_cast<const char*>(data) + size);
+  };
+  append(&offset_, sizeof offset_, alignof(Scalar));
+  const Program printed = canonical(structure_);
+  for (const Step& step : printed.steps) {
+    if (step.op != Op::kConst) continue;
+    const Word& word = consts_[step.index];
+    const i32 narrow = static_cast<i32>(word.i);
+    if (step.type == Type::kFloat) {
+      append(&word.f, 4, 4);
+    } else if (step.type == Type::kBool) {
+      append(&word.i, 1, 1);
+    } else if (code_.wide) {
+      append(&word.i, 8, 8);
+    } else {
+      append(&narrow, 4, 4);
+    }
+  }
+  for (std::size_t n = 0; n < tables_.size(); ++n) {
+    const Table& t = tables_[n];
+    const std::size_t rank = max_of(t.rank, 1);
+    append(&t.data, 8, 8);
+    append(t.size, 8 * rank, 8);
+    append(t.stride, 8 * rank, 8);
+    if (t.dtype == DType::kF32) {
+      append(&table_ranges_[n].f, sizeof(FloatInterval), alignof(FloatInterval));
+    } else {
+      append(&table_ranges_[n].i, sizeof(Interval), alignof(Interval));
+    }
+  }
+  bytes_.resize(ceil_div<std::size_t>(bytes.size(), 8));
+  std::memcpy(bytes_.data(), bytes.data(), bytes.size());
+  device_block_bytes_ = static_cast<int>(sizeof(Range) + printed.steps.size() * sizeof(Interval));
 }
 
 void PredicateNode::lay_out() {

@@ -1,0 +1,59 @@
+#include "gpu.h"
+
+#include <dlfcn.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <string>
+
+namespace jali::binding {
+namespace {
+
+constexpr std::int64_t kElements = 8;  // of 16 bits: 16 bytes
+
+// Found at run time, so that one library serves a PyTorch without CUDA too.
+void* current_stream(int device) {
+  using Get = AOTITorchError (*)(std::int32_t, void**);
+  static const Get get = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_NOW);
+    return library ? reinterpret_cast<Get>(dlsym(library, "aoti_torch_get_current_cuda_stream"))
+                   : nullptr;
+  }();
+  if (!get) {
+    throw Error(Error::Kind::kUnsupported,
+                "this PyTorch tells no CUDA stream: libtorch_cuda.so is not loaded or too old");
+  }
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(get(device, &stream));
+  return stream;
+}
+
+}  // namespace
+
+GpuCall::GpuCall(const Tensor& like, AttentionOptions& options) : like_(like) {
+  options.stream = current_stream(like.get_device_index());
+  options.allocate = allocate;
+  options.allocate_context = this;
+}
+
+void* GpuCall::allocate(void* call, std::size_t bytes) {
+  GpuCall& self = *static_cast<GpuCall*>(call);
+  self.memory_.push_back(empty({static_cast<std::int64_t>(bytes)}, ScalarType::Bool, &self.like_));
+  return self.memory_.back().mutable_data_ptr();
+}
+
+Tensor suited_to_gpu(const Tensor& tensor) {
+  const std::int64_t last = tensor.dim() - 1, width = tensor.size(last);
+  if (width % kElements != 0) {
+    return torch::stable::pad(tensor, {0, kElements - width % kElements});
+  }
+  bool suited = reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 16 == 0 &&
+                (width <= 1 || tensor.stride(last) == 1);
+  for (std::int64_t d = 0; d < last; ++d) {
+    const std::int64_t stride = tensor.stride(d);
+    suited = suited && (tensor.size(d) <= 1 || (stride > 0 && stride % kElements == 0));
+  }
+  return suited ? tensor : torch::stable::contiguous(tensor);
+}
+
+}  // namespace jali::binding

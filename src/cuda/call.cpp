@@ -1,0 +1,160 @@
+#include "cuda/call.h"
+
+#include <map>
+#include <mutex>
+
+#include "base/error.h"
+
+namespace jali::cuda {
+
+Call::Call(const AttentionProblem& problem)
+    : problem_(problem),
+      guard_(problem.device_index),
+      driver_(Driver::get()),
+      mask_(*problem.mask),
+      sequences_(sequences_of(*problem.mask)) {}
+
+Call::~Call() {
+  for (DevicePtr address : own_memory_) {
+    driver_.free_async(address, static_cast<Stream*>(problem_.stream));
+  }
+}
+
+void* Call::allocate(i64 bytes) {
+  if (bytes == 0) return nullptr;
+  if (problem_.allocate) return problem_.allocate(problem_.allocate_context, bytes);
+  DevicePtr address = 0;
+  driver_.check(driver_.allocate_async(&address, bytes, static_cast<Stream*>(problem_.stream)),
+                "allocating a workspace");
+  own_memory_.push_back(address);
+  return reinterpret_cast<void*>(address);
+}
+
+const u64* Call::upload(u64 number) {
+  void* const at = allocate(sizeof number);
+  const DevicePtr address = reinterpret_cast<DevicePtr>(at);
+  Stream* const stream = static_cast<Stream*>(problem_.stream);
+  // As two fills: nothing on the host need outlive the call.
+  for (int half = 0; half < 2; ++half) {
+    driver_.check(driver_.memset_async(address + 4 * half,
+                                       static_cast<unsigned>(number >> 32 * half), 1, stream),
+                  "writing a number");
+  }
+  return static_cast<const u64*>(at);
+}
+
+// Kernels leave counters at zero, so calls of one stream can share them for ever; a captured graph,
+// which may run on any stream later, gets its own.
+i32* Call::counters(i32 count) {
+  constexpr i32 kMost = 1024;
+  if (count > kMost) unsupported("more than ", kMost, " counters were asked for");
+  Stream* const stream = static_cast<Stream*>(problem_.stream);
+  int capturing = 0;
+  driver_.check(driver_.is_capturing(stream, &capturing), "cuStreamIsCapturing");
+  if (capturing) {
+    void* const own = allocate(count * sizeof(i32));
+    driver_.check(driver_.memset_async(reinterpret_cast<DevicePtr>(own), 0, count, stream),
+                  "clearing counters");
+    return static_cast<i32*>(own);
+  }
+  static std::mutex mutex;
+  static std::map<std::pair<int, Stream*>, DevicePtr> shared;
+  const std::lock_guard<std::mutex> lock(mutex);
+  DevicePtr& address = shared[{problem_.device_index, stream}];
+  if (!address) {
+    DevicePtr fresh = 0;
+    driver_.check(driver_.allocate(&fresh, kMost * sizeof(i32)), "allocating counters");
+    driver_.check(driver_.memset_async(fresh, 0, kMost, stream), "clearing counters");
+    address = fresh;
+  }
+  return reinterpret_cast<i32*>(address);
+}
+
+void* Call::mask_parameters() {
+  if (mask_bytes_.empty()) {
+    void* const stored = allocate(mask_.stored_bytes());
+    mask_bytes_ = mask_.parameters(stored);
+    if (stored) build_stored_blocks();
+  }
+  return mask_bytes_.data();
+}
+
+Source source_of(const KernelText& text, const DeviceMask& mask) {
+  Source source;
+  source.name = text.key + " for " + mask.type();
+  source.text = mask.definitions() + "namespace jali {\nusing M = " + mask.type() +
+                ";\nstatic_assert(sizeof(M) == " + std::to_string(mask.num_bytes()) + ");\n}\n" +
+                text.body();
+  return source;
+}
+
+KernelText summarize_text() {
+  return {"summarize", [] {
+            return std::string(R"(
+extern "C" __global__ void __launch_bounds__(256)
+    summarize(const __grid_constant__ jali::M mask, const __grid_constant__ jali::cuda::Sequences s,
+              jali::i64 Tq, jali::i64 Tk) {
+  const jali::i32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  const jali::i32 num_warps = gridDim.x * blockDim.x / 32;
+  const jali::cuda::Summarizer summarizer{s, Tq, Tk, warp, num_warps};
+  jali::cuda::for_each_stored(mask, summarizer);
+}
+)");
+          }};
+}
+
+void Call::build_stored_blocks() {
+  constexpr int kThreads = 256;
+  const Kernel& summarize = kernel(summarize_text(), "summarize", 0);
+  const i64 most = (static_cast<i64>(problem_.Lq) + problem_.Lk) / kStoredSpan + 2 * problem_.B;
+  const i64 warps = most * max_of(problem_.B, 1) * problem_.mask->num_mask_heads();
+  const i64 blocks = clamp_to<i64>(ceil_div<i64>(warps, kThreads / 32), 1, 4 * device().num_sms);
+  launch(summarize, blocks, kThreads, 0,
+         {mask_bytes_.data(), &sequences_, &problem_.Tq, &problem_.Tk});
+}
+
+const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_bytes) const {
+  return find_kernel(text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
+                     [&] { return source_of(text, mask_); });
+}
+
+void Call::launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,
+                  std::initializer_list<const void*> parameters) const {
+  constexpr std::size_t kMost = 16;
+  void* raw[kMost];
+  std::size_t count = 0;
+  for (const void* p : parameters) raw[count++] = const_cast<void*>(p);
+  driver_.check(driver_.launch(kernel.function, static_cast<unsigned>(blocks), 1, 1, threads, 1, 1,
+                               shared_bytes, static_cast<Stream*>(problem_.stream), raw, nullptr),
+                "launching a kernel");
+}
+
+TensorMap tensor_map(const char* name, const HeadView& view, i32 width, i64 tokens, i32 heads,
+                     i32 batches, i32 rows) {
+  constexpr int kBF16 = 9, kF16 = 6, kSwizzle128 = 3, kL2Promotion256 = 3;
+  constexpr i64 kAny = 16;  // bytes: a stride that nobody follows
+  auto bytes = [&](i64 stride, i64 count) { return count > 1 ? 2 * stride : kAny; };
+  const u64 dims[4] = {static_cast<u64>(width), static_cast<u64>(max_of<i64>(tokens, 1)),
+                       static_cast<u64>(heads), static_cast<u64>(max_of(batches, 1))};
+  const u64 strides[3] = {static_cast<u64>(bytes(view.stride_l, tokens)),
+                          static_cast<u64>(bytes(view.stride_h, heads)),
+                          static_cast<u64>(bytes(view.stride_b, batches))};
+  const u64 at = reinterpret_cast<u64>(view.data);
+  if ((at | strides[0] | strides[1] | strides[2]) % 16 != 0) {
+    value_error(name,
+                ": its address and the strides of its tokens, heads and batch must be "
+                "multiples of 16 bytes; pass a contiguous copy with a head dim that is a multiple "
+                "of 8");
+  }
+  const u32 box[4] = {64, static_cast<u32>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
+  TensorMap map;
+  Driver::get().check(
+      Driver::get().tensor_map(&map, view.dtype == DType::kBF16 ? kBF16 : kF16, 4, view.data,
+                               reinterpret_cast<const std::uint64_t*>(dims),
+                               reinterpret_cast<const std::uint64_t*>(strides), box, steps, 0,
+                               kSwizzle128, kL2Promotion256, 0),
+      name);
+  return map;
+}
+
+}  // namespace jali::cuda

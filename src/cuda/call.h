@@ -1,0 +1,70 @@
+// One call on a GPU: its device made current, memory that lives as long as what it launches, the
+// mask as kernels need it, launches on its stream.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "cuda/device_mask.h"
+#include "cuda/jit/driver.h"
+#include "cuda/jit/kernel.h"
+
+namespace jali::cuda {
+
+/// The text of a module for some mask M: whatever it says depends on `key` and the mask's type alone.
+struct KernelText {
+  std::string key;
+  std::function<std::string()> body;  // behind the mask's definitions and "using M = <type>"
+};
+/// What is compiled.
+Source source_of(const KernelText& text, const DeviceMask& mask);
+/// The module with the kernel that builds stored blocks.
+KernelText summarize_text();
+
+class Call {
+ public:
+  explicit Call(const AttentionProblem& problem);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  const AttentionProblem& problem() const { return problem_; }
+  const DeviceMask& mask() const { return mask_; }
+  const Sequences& sequences() const { return sequences_; }
+  const DeviceInfo& device() const { return device_info(problem_.device_index); }
+
+  /// Device memory, aligned to 256, until the work of this call has run.
+  void* allocate(i64 bytes);
+  /// A number in device memory.
+  const u64* upload(u64 number);
+  /// `count` zeroed ints that kernels leave as they found them.
+  i32* counters(i32 count);
+  /// The mask's bytes for a kernel parameter; builds its stored blocks when first asked.
+  void* mask_parameters();
+
+  /// A kernel of a text for this call's mask, which is written when it is not loaded yet.
+  const Kernel& kernel(const KernelText& text, const char* name, int shared_bytes) const;
+  void launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,
+              std::initializer_list<const void*> parameters) const;
+
+ private:
+  void build_stored_blocks();
+
+  const AttentionProblem& problem_;
+  const DeviceGuard guard_;
+  const Driver& driver_;
+  DeviceMask mask_;
+  Sequences sequences_;
+  std::vector<u64> mask_bytes_;
+  std::vector<DevicePtr> own_memory_;
+};
+
+/// What the copy engine needs to load boxes of 64 columns x `rows` tokens of one head: coordinates
+/// (column, token, head, sequence). Packed layouts have one sequence. Throws where the memory does not
+/// suit it (16-byte alignment).
+TensorMap tensor_map(const char* name, const HeadView& view, i32 width, i64 tokens, i32 heads,
+                     i32 batches, i32 rows);
+
+}  // namespace jali::cuda

@@ -1,0 +1,81 @@
+#include "cuda/score_arguments.h"
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace jali::cuda {
+namespace {
+
+BiasType type_of(DType dtype, bool given) {
+  if (!given) return BiasType::kNone;
+  return dtype == DType::kF32 ? BiasType::kFloat : BiasType::kHalf;
+}
+
+/// Whether two neighbouring keys of a row can be loaded as one word.
+bool in_pairs(const CellView& bias) {
+  const i64 pair = 2 * (bias.dtype == DType::kF32 ? 4 : 2);
+  const bool strides = bias.stride_b % 2 == 0 && bias.stride_h % 2 == 0 && bias.stride_i % 2 == 0;
+  return bias.given() && bias.stride_j == 1 && bias.num_keys % 2 == 0 && strides &&
+         reinterpret_cast<u64>(bias.data) % pair == 0;
+}
+
+}  // namespace
+
+ScoreOptions score_options(const AttentionProblem& p) {
+  ScoreOptions o;
+  o.any_scale = !(p.scale > 0);
+  o.softcap = p.softcap > 0;
+  o.bias = type_of(p.bias.dtype, p.bias.given());
+  o.bias_pairs = in_pairs(p.bias);
+  o.key_bias = type_of(p.key_bias.dtype, p.key_bias.given());
+  o.alibi = p.alibi_slopes != nullptr;
+  o.sinks = p.sinks.given();
+  o.dropout = p.dropout_p > 0;
+  return o;
+}
+
+std::string text_of(const ScoreOptions& o) {
+  auto flag = [](bool x) { return x ? "true" : "false"; };
+  auto type = [](BiasType t) { return "BiasType(" + std::to_string(static_cast<int>(t)) + ")"; };
+  std::string text = "ScoreOptions{";
+  for (const std::string& part : {std::string(flag(o.any_scale)), std::string(flag(o.softcap)),
+                                  type(o.bias), std::string(flag(o.bias_pairs)), type(o.key_bias),
+                                  std::string(flag(o.alibi)), std::string(flag(o.sinks))}) {
+    text += part + ", ";
+  }
+  return text + flag(o.dropout) + "}";
+}
+
+ScoreArgs score_arguments(Call& call) {
+  const AttentionProblem& p = call.problem();
+  ScoreArgs a;
+  a.scale = static_cast<float>(p.scale);
+  a.softcap = static_cast<float>(p.softcap);
+  if (p.bias.given()) {
+    a.bias = {p.bias.data,     p.bias.stride_b, p.bias.stride_h, p.bias.stride_i,
+              p.bias.stride_j, p.bias.head_div, p.bias.num_rows, p.bias.num_keys};
+  }
+  if (p.key_bias.given()) {
+    const HeadView& b = p.key_bias;
+    const i64 keys = p.varlen ? p.Tk : p.Lk;
+    a.key_bias = {b.data,     b.stride_b, b.stride_h, 0,
+                  b.stride_l, b.head_div, 1,          static_cast<i32>(max_of<i64>(keys, 1))};
+  }
+  a.alibi_slopes = p.alibi_slopes;
+  if (p.sinks.given()) {
+    if (p.sinks.dtype != DType::kF32 || p.sinks.stride_h != 1) {
+      type_error("sinks must be contiguous float32 on a GPU; convert them with .float()");
+    }
+    a.sinks = static_cast<const float*>(p.sinks.data);
+  }
+  if (p.dropout_p > 0) {
+    const u32 threshold = dropout_threshold(p.dropout_p);
+    a.dropout_threshold = threshold;
+    a.keep_scale = static_cast<float>(dropout_scale(threshold));
+    a.seed = p.seed_on_gpu ? reinterpret_cast<const u64*>(p.seed_on_gpu) : call.upload(p.seed);
+  }
+  return a;
+}
+
+}  // namespace jali::cuda

@@ -1,0 +1,17 @@
+// The options of a call, as kernels are compiled for them and as they are handed over.
+#pragma once
+
+#include <string>
+
+#include "cuda/call.h"
+#include "cuda/tile/scores.h"
+
+namespace jali::cuda {
+
+ScoreOptions score_options(const AttentionProblem& problem);
+/// As a C++ expression.
+std::string text_of(const ScoreOptions& options);
+/// May launch what brings the sinks and the seed into the form that kernels read.
+ScoreArgs score_arguments(Call& call);
+
+}  // namespace jali::cuda

@@ -1,0 +1,30 @@
+// What a kernel variant is: it says whether and at what cost it runs a problem on a GPU, and runs it.
+// src/cuda/variant/fwd_<name>.cpp (bwd_<name>.cpp) defines the function fwd_<name>(), beside the
+// device code in <name>.cuh; the build lists them, nobody else names them.
+#pragma once
+
+#include "cuda/call.h"
+
+namespace jali::cuda {
+
+class ForwardVariant {
+ public:
+  virtual ~ForwardVariant() = default;
+  virtual Fit fits(const AttentionProblem& problem, const DeviceInfo& device) const = 0;
+  virtual TileShape tile(const AttentionProblem& problem) const = 0;
+  virtual KernelText text(const AttentionProblem& problem) const = 0;
+  /// lse may be absent.
+  virtual void run(Call& call, const HeadView& out, const HeadView& lse) const = 0;
+};
+
+class BackwardVariant {
+ public:
+  virtual ~BackwardVariant() = default;
+  virtual Fit fits(const AttentionProblem& problem, const BackwardViews& grads,
+                   const DeviceInfo& device) const = 0;
+  virtual KernelText text(const AttentionProblem& problem) const = 0;
+  virtual void run(Call& call, const HeadView& out, const HeadView& lse, const HeadView& dout,
+                   const HeadView& dlse, const BackwardViews& grads) const = 0;
+};
+
+}  // namespace jali::cuda

@@ -1,0 +1,137 @@
+// Launches the forward kernel of fwd_sm90.cuh.
+#include "cuda/variant/fwd_sm90.cuh"
+
+#include "base/error.h"
+#include "cuda/score_arguments.h"
+#include "cuda/variant.h"
+
+namespace jali::cuda {
+namespace {
+
+constexpr i32 kMaxHeadDim = 256;
+
+i32 rounded(i32 dim) { return ceil_div(dim, 32) * 32; }
+
+class ForwardSm90 final : public ForwardVariant {
+ public:
+  Fit fits(const AttentionProblem& p, const DeviceInfo& device) const override {
+    Fit fit;
+    if (device.major != 9) {
+      fit.reason = "the kernels for sm_90a need a Hopper GPU (H100, H200), this is " + device.name;
+    } else if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) {
+      fit.reason =
+          "GPU kernels take bfloat16 and float16; convert q, k and v, or move them to the "
+          "CPU, which takes float32 and float64 too";
+    } else if (p.D > kMaxHeadDim || p.Dv > kMaxHeadDim) {
+      fit.reason = "the kernels for sm_90a take head dims up to 256";
+    } else if (p.D % 8 || p.Dv % 8) {
+      fit.reason =
+          "the kernels for sm_90a take head dims that are multiples of 8; pad q, k and v "
+          "with zeros";
+    } else {
+      fit.ok = true;
+      fit.cost = 1;
+    }
+    return fit;
+  }
+
+  TileShape tile(const AttentionProblem& p) const override {
+    const ForwardShape shape = shape_of(p);
+    return {shape.rows(), shape.keys};
+  }
+
+  KernelText text(const AttentionProblem& p) const override {
+    const std::string dims = std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv)),
+                      type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16",
+                      options = text_of(score_options(p));
+    return {"fwd_sm90 " + type + ", " + dims + ", " + options, [=] {
+              return R"(
+#include "cuda/variant/fwd_sm90.cuh"
+namespace jali::cuda {
+constexpr ScoreOptions kOptions = )" +
+                     options + R"(;
+extern "C" __global__ void __launch_bounds__(forward_shape()" +
+                     dims + R"(, kOptions).threads(), 1)
+    forward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
+            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ForwardArgs a,
+            const __grid_constant__ M mask) {
+  Forward<)" + type + ", " +
+                     dims + R"(, M, kOptions>::run(q, k, v, a, mask);
+}
+}  // namespace jali::cuda
+)";
+            }};
+  }
+
+  void run(Call& call, const HeadView& out, const HeadView& lse) const override {
+    const AttentionProblem& p = call.problem();
+    const i32 kD = rounded(p.D), kDv = rounded(p.Dv);
+    const ForwardShape shape = shape_of(p);
+    const i32 batches = p.varlen ? 1 : p.B;
+    const TensorMap q = tensor_map("q", p.q, p.D, p.varlen ? p.Tq : p.Lq, p.Hq, batches, 64);
+    const i64 keys = p.varlen ? p.Tk : p.Lk;
+    const TensorMap k = tensor_map("k", p.k, p.D, keys, p.Hkv, batches, shape.keys);
+    const TensorMap v = tensor_map("v", p.v, p.Dv, keys, p.Hkv, batches, shape.keys);
+
+    ForwardArgs a;
+    a.seq = call.sequences();
+    a.scores = score_arguments(call);
+    a.Dv = p.Dv;
+    a.tiles_per_head = static_cast<i32>(p.varlen ? num_slots(p.Tq, p.B, shape.rows())
+                                                 : ceil_div(p.Lq, shape.rows()));
+    a.num_tiles = a.tiles_per_head * a.heads();
+    a.section = section(p, keys, a.heads());
+    a.counter = call.counters(2);
+    a.out = out.data;
+    a.out_stride_b = out.stride_b;
+    a.out_stride_h = out.stride_h;
+    a.out_stride_l = out.stride_l;
+    place_lse(call, lse, a);
+
+    const int shared = shape.shared_bytes(kD, kDv);
+    const Kernel& kernel = call.kernel(text(p), "forward", shared);
+    void* const mask = call.mask_parameters();
+    call.launch(kernel, min_of(a.num_tiles, call.device().num_sms), shape.threads(), shared,
+                {&q, &k, &v, &a, mask});
+  }
+
+ private:
+  static ForwardShape shape_of(const AttentionProblem& p) {
+    return forward_shape(rounded(p.D), rounded(p.Dv), score_options(p));
+  }
+
+  /// As many query heads as have their K and V in half of the L2 cache.
+  static i32 section(const AttentionProblem& p, i64 keys, i32 heads) {
+    constexpr i64 kBytes = 32 << 20;
+    const i64 per_head = max_of<i64>(2 * keys * (p.D + p.Dv), 1);
+    const i64 kv_heads = max_of<i64>(kBytes / per_head, 1);
+    return static_cast<i32>(min_of<i64>(kv_heads * (p.Hq / p.Hkv), heads));
+  }
+
+  /// The kernel always writes the LSE.
+  static void place_lse(Call& call, const HeadView& lse, ForwardArgs& a) {
+    if (lse.given()) {
+      a.lse = static_cast<float*>(lse.data);
+      a.lse_stride_b = lse.stride_b;
+      a.lse_stride_h = lse.stride_h;
+      a.lse_stride_l = lse.stride_l;
+      return;
+    }
+    const AttentionProblem& p = call.problem();
+    const i64 rows = p.varlen ? p.Tq : p.Lq;
+    a.lse_stride_l = 1;
+    a.lse_stride_h = rows;
+    a.lse_stride_b = p.varlen ? 0 : rows * p.Hq;
+    a.lse = static_cast<float*>(
+        call.allocate(rows * p.Hq * (p.varlen ? 1 : p.B) * static_cast<i64>(sizeof(float))));
+  }
+};
+
+}  // namespace
+
+const ForwardVariant& fwd_sm90() {
+  static const ForwardSm90 variant;
+  return variant;
+}
+
+}  // namespace jali::cuda
