@@ -1,0 +1,139 @@
+#include "cuda/backward_launch.h"
+
+#include "cuda/score_arguments.h"
+
+namespace jali::cuda {
+namespace {
+
+constexpr int kSmallThreads = 256;  // of prepare and finish
+
+i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
+
+Strides strides_of(const HeadView& view) { return {view.stride_b, view.stride_h, view.stride_l}; }
+
+i32 tiles(const AttentionProblem& p, i64 tokens, i32 length, i32 size, i32 batches) {
+  return static_cast<i32>(p.varlen ? num_slots(tokens, p.B, size)
+                                   : i64{batches} * ceil_div(length, size));
+}
+
+/// As many KV heads as have the q and dout of their query heads in half of the L2 cache.
+i32 section(const AttentionProblem& p, i64 rows, i32 heads) {
+  constexpr i64 kBytes = 32 << 20;
+  const i64 per_head = max_of<i64>(2 * rows * (p.D + p.Dv) * (p.Hq / p.Hkv), 1);
+  return static_cast<i32>(clamp_to<i64>(kBytes / per_head, 1, max_of(heads, 1)));
+}
+
+}  // namespace
+
+Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews&,
+                             const DeviceInfo& device) const {
+  const ScoreOptions options = score_options(p);
+  Fit fit;
+  if (device.major != 9) {
+    fit.reason = "the kernels for sm_90a need a Hopper GPU (H100, H200), this is " + device.name;
+  } else if (!fits_dims(rounded(p.D), rounded(p.Dv))) {
+    fit.reason = std::string(file()) + " takes other head dims, the largest 256";
+  } else if (options.adjusts() || options.sinks || options.dropout) {
+    fit.reason = std::string(file()) +
+                 " takes no softcap, bias, ALiBi, sinks, dropout and no scale below or at zero so "
+                 "far; on the CPU they have gradients";
+  } else {
+    fit.ok = true;
+    fit.cost = cost();
+  }
+  return fit;
+}
+
+KernelText BackwardSm90Launch::text(const AttentionProblem& p) const {
+  const std::string instance = std::string(kernel()) +
+                               (p.dtype == DType::kBF16 ? "<ptx::BF16, " : "<ptx::FP16, ") +
+                               std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv)) +
+                               ", M, " + (p.deterministic ? "true>" : "false>");
+  const std::string file = this->file();
+  return {instance, [instance, file] {
+            return "#include \"cuda/variant/" + file + R"(.cuh"
+namespace jali::cuda {
+using Kernel = )" + instance +
+                   R"(;
+extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
+    backward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
+             const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o,
+             const __grid_constant__ BackwardArgs a, const __grid_constant__ M mask) {
+  Kernel::run(q, k, v, o, a, mask);
+}
+extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant__ BackwardArgs a) {
+  Kernel::Rows::prepare(a);
+}
+extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ BackwardArgs a) {
+  Kernel::Rows::finish(a);
+}
+}  // namespace jali::cuda
+)";
+          }};
+}
+
+void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& lse,
+                             const HeadView& dout, const HeadView& dlse,
+                             const BackwardViews& grads) const {
+  const AttentionProblem& p = call.problem();
+  const i32 D = rounded(p.D), Dv = rounded(p.Dv);
+  const BackwardTile tile = this->tile(D, Dv);
+  const i32 batches = p.varlen ? 1 : p.B;
+  const i64 rows = p.varlen ? p.Tq : p.Lq, keys = p.varlen ? p.Tk : p.Lk;
+  const TensorMap q = tensor_map("q", p.q, p.D, rows, p.Hq, batches, tile.rows);
+  const TensorMap k = tensor_map("k", p.k, p.D, keys, p.Hkv, batches, tile.keys);
+  const TensorMap v = tensor_map("v", p.v, p.Dv, keys, p.Hkv, batches, tile.keys);
+  const TensorMap o = tensor_map("dout", dout, p.Dv, rows, p.Hq, batches, tile.rows);
+
+  BackwardArgs a;
+  a.seq = call.sequences();
+  a.D = p.D;
+  a.Dv = p.Dv;
+  a.row_tiles = tiles(p, p.Tq, p.Lq, tile.rows, p.B);
+  a.key_tiles = tiles(p, p.Tk, p.Lk, tile.keys, 1);
+  a.heads = batches * p.Hkv;
+  a.section = section(p, rows, a.heads);
+  a.scale = static_cast<float>(p.scale);
+  a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
+  a.lse_factor = static_cast<float>(-1 / p.scale);
+  a.counter = call.counters(2);
+  const i64 row_tiles = i64{a.row_tiles} * p.Hq;
+  auto floats = [&](i64 count) {
+    return static_cast<float*>(call.allocate(count * static_cast<i64>(sizeof(float))));
+  };
+  a.neg_lse = floats(row_tiles * tile.rows);
+  a.neg_delta = floats(row_tiles * tile.rows);
+  a.dq_sum = floats(row_tiles * tile.dq_floats);
+  if (p.deterministic) {
+    a.turns = static_cast<i32*>(call.allocate(row_tiles * static_cast<i64>(sizeof(i32))));
+  }
+  a.out = out.data;
+  a.dout = dout.data;
+  a.lse = static_cast<const float*>(lse.data);
+  a.dlse = static_cast<const float*>(dlse.data);
+  a.dq = grads.dq.data;
+  a.dk = grads.dk.data;
+  a.dv = grads.dv.data;
+  a.out_strides = strides_of(out);
+  a.dout_strides = strides_of(dout);
+  a.lse_strides = strides_of(lse);
+  a.dlse_strides = strides_of(dlse);
+  a.dq_strides = strides_of(grads.dq);
+  a.dk_strides = strides_of(grads.dk);
+  a.dv_strides = strides_of(grads.dv);
+
+  const KernelText module = text(p);
+  const Kernel& main = call.kernel(module, "backward", tile.shared_bytes);
+  const Kernel& prepare = call.kernel(module, "prepare", 0);
+  const Kernel& finish = call.kernel(module, "finish", 0);
+  void* const mask = call.mask_parameters();
+  if (row_tiles > 0) call.launch(prepare, row_tiles, kSmallThreads, 0, {&a});
+  const i64 items = i64{a.heads} * a.key_tiles;
+  if (items > 0) {
+    call.launch(main, min_of<i64>(items, call.device().num_sms), tile.threads, tile.shared_bytes,
+                {&q, &k, &v, &o, &a, mask});
+  }
+  if (row_tiles > 0) call.launch(finish, row_tiles, kSmallThreads, 0, {&a});
+}
+
+}  // namespace jali::cuda

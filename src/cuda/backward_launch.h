@@ -1,0 +1,29 @@
+// What the backward variants for sm_90a share on the host: checks, scratch memory, three launches.
+#pragma once
+
+#include "cuda/kernel/backward.h"
+#include "cuda/variant.h"
+
+namespace jali::cuda {
+
+/// A variant names its kernel; the rest is the same for all.
+class BackwardSm90Launch : public BackwardVariant {
+ public:
+  Fit fits(const AttentionProblem& problem, const BackwardViews& grads,
+           const DeviceInfo& device) const override;
+  KernelText text(const AttentionProblem& problem) const override;
+  void run(Call& call, const HeadView& out, const HeadView& lse, const HeadView& dout,
+           const HeadView& dlse, const BackwardViews& grads) const override;
+
+ private:
+  /// The struct template in src/cuda/variant/<file>.cuh.
+  virtual const char* kernel() const = 0;
+  virtual const char* file() const = 0;
+  /// Of the kernel's head dims, multiples of 16.
+  virtual bool fits_dims(i32 D, i32 Dv) const = 0;
+  virtual BackwardTile tile(i32 D, i32 Dv) const = 0;
+  /// Relative to others that fit, too.
+  virtual double cost() const = 0;
+};
+
+}  // namespace jali::cuda
