@@ -48,11 +48,14 @@ def dense(
     tokens: tuple[int, int] | None = None,
 ) -> Tensor:
     """See `Mask.dense`; tokens: see `shape_arguments`."""
+    home = mask._device()
+    mask, q_offset, cu_seqlens_q, cu_seqlens_k = _on_cpu(mask, q_offset, cu_seqlens_q, cu_seqlens_k)
     shape = shape_arguments(
         mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k, tokens
     )
     try:
-        return _ops.mask_dense(*shape)
+        cells = _ops.mask_dense(*shape)
+        return cells if home is None else cells.to(home)
     except RuntimeError as error:
         raise_as_python(error)
 
@@ -71,6 +74,8 @@ def tiles(
 ) -> TileMap:
     """See `Mask.tiles`."""
     rows, keys = block_size(tile, "tile")
+    home = mask._device()
+    mask, q_offset, cu_seqlens_q, cu_seqlens_k = _on_cpu(mask, q_offset, cu_seqlens_q, cu_seqlens_k)
     shape = shape_arguments(mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k)
     try:
         by_batch, by_head = _ops.mask_varies(*shape)
@@ -80,7 +85,13 @@ def tiles(
         raise_as_python(error)
     empty, partial, full = counts.tolist()
     density = (partial + full) / classes.numel() if classes.numel() else 0.0
+    classes = classes if home is None else classes.to(home)
     return TileMap(classes, empty, partial, full, density)
+
+
+def _on_cpu(*arguments: Any) -> tuple[Any, ...]:
+    """What looks at a mask runs on the CPU; tables on a GPU are copied."""
+    return tuple(x.to("cpu") if isinstance(x, (Mask, Tensor)) else x for x in arguments)
 
 
 def shape_arguments(

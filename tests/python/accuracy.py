@@ -56,29 +56,31 @@ def check(name: str, got: Tensor, truth: Tensor, *refs: Tensor, dtype: torch.dty
 def check_attention(
     mask: Any, visible: Tensor, *, Hkv: int, D: int = 8, Dv: int | None = None,
     dtype: torch.dtype = torch.float32, seed: int = 0, with_dlse: bool = True,
-    options: dict[str, Any] | None = None, **more: Any,
+    options: dict[str, Any] | None = None, device: str = "cpu", grads: bool = True, **more: Any,
 ) -> None:  # fmt: skip
     """Output, LSE and all gradients of jali.attention with `mask` against the oracle.
 
     visible: bool [B, Hq, Lq, Lk], what the mask means. Tensor options are given in fp64 and rounded
-    to `dtype` here. `more` goes to jali.attention alone.
+    to `dtype` here. `more` goes to jali.attention alone. device: where jali.attention runs; the
+    rest stays on the CPU. grads: False compares output and LSE alone.
     """
     B, Hq, Lq, Lk = visible.shape
     shapes = ((B, Hq, Lq, D), (B, Hkv, Lk, D), (B, Hkv, Lk, Dv or D), (B, Hq, Lq, Dv or D))
 
     def ours(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        return jali.attention(q, k, v, mask, return_lse=True, **options, **more)
+        options = {"q": q, "k": k, "v": v, "mask": mask} | options
+        return _back(jali.attention(**_moved(options, device), return_lse=True, **more))
 
     def truth(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         return oracle.attention(q, k, v, visible, **options)
 
-    compare(ours, truth, shapes, (B, Hq, Lq), dtype, seed, with_dlse, options)
+    compare(ours, truth, shapes, (B, Hq, Lq), dtype, seed, with_dlse, options, grads)
 
 
 def check_varlen(
     mask: Any, p: oracle.Problem, cells: oracle.Cells, *, D: int = 8, Dv: int | None = None,
     dtype: torch.dtype = torch.float32, seed: int = 0, with_dlse: bool = True,
-    options: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None, device: str = "cpu", grads: bool = True,
 ) -> None:  # fmt: skip
     """The same for jali.attention_varlen over the packed sequences of `p`."""
     assert p.cu_q is not None and p.cu_k is not None
@@ -87,17 +89,31 @@ def check_varlen(
     cu = [torch.tensor(x, dtype=torch.int32) for x in (p.cu_q, p.cu_k)]
 
     def ours(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        return jali.attention_varlen(q, k, v, *cu, mask, return_lse=True, **options)
+        names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "mask")
+        options = dict(zip(names, (q, k, v, *cu, mask), strict=True)) | options
+        return _back(jali.attention_varlen(**_moved(options, device), return_lse=True))
 
     def truth(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         return oracle.attention_varlen(q, k, v, p, cells, **options)
 
-    compare(ours, truth, shapes, (p.Hq, tq), dtype, seed, with_dlse, options)
+    compare(ours, truth, shapes, (p.Hq, tq), dtype, seed, with_dlse, options, grads)
+
+
+def _moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
+    if device == "cpu":
+        return arguments
+    return {name: x.to(device) if hasattr(x, "to") else x for name, x in arguments.items()}
+
+
+def _back(results: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    out, lse = results
+    return out.cpu(), lse.cpu()
 
 
 def compare(
     ours: Run, truth: Run, shapes: Sequence[tuple], lse_shape: tuple, dtype: torch.dtype,
     seed: int = 0, with_dlse: bool = True, options: dict[str, Any] | None = None,
+    grads: bool = True,
 ) -> None:  # fmt: skip
     """Runs both forward and backward on the same random inputs and applies the rule to each
     result; `shapes` are those of q, k, v, out."""
@@ -115,6 +131,8 @@ def compare(
         inputs["q_offset"] = options["q_offset"]
 
     upstream = dlse if with_dlse else None
+    if not grads:
+        return _compare_forward(ours, truth, inputs, dtype)
     torch.set_num_threads(3)
     try:
         got = run_with_grads(ours, inputs, dout, upstream)
@@ -128,10 +146,22 @@ def compare(
     few = {name for name, x in got.items() if x.numel() < _FEW}
     if dtype == torch.float32 and few:
         eps = torch.finfo(dtype).eps
-        grads = grads_from_stored(truth, inputs, dout, upstream, exact, delta_error=eps)
-        refs.append({name: x for name, x in grads.items() if name in few})
+        worse = grads_from_stored(truth, inputs, dout, upstream, exact, delta_error=eps)
+        refs.append({name: x for name, x in worse.items() if name in few})
     for name, x in got.items():
         check(name, x, exact[name], *(r[name] for r in refs if name in r), dtype=dtype)
+
+
+def _compare_forward(ours: Run, truth: Run, inputs: dict[str, Any], dtype: torch.dtype) -> None:
+    def as_dtype(to: torch.dtype) -> dict[str, Any]:
+        return {
+            name: x.to(to) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for name, x in inputs.items()
+        }
+
+    results = ours(**inputs), truth(**as_dtype(torch.float64)), truth(**as_dtype(dtype))
+    for name, got, exact, ref in zip(("out", "lse"), *results, strict=True):
+        check(name, got, exact, ref, dtype=dtype)
 
 
 def grads_from_stored(

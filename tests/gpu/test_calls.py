@@ -1,0 +1,175 @@
+"""How calls behave on a GPU: streams, graphs, compilation, repetition, memory, errors."""
+
+from __future__ import annotations
+
+import jali
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+
+def inputs(L: int = 500, H: int = 4, D: int = 64, dtype: torch.dtype = torch.bfloat16) -> list:
+    return [torch.randn(2, H, L, D, device="cuda", dtype=dtype) for _ in range(3)]
+
+
+def documents(L: int = 500) -> torch.Tensor:
+    return (torch.arange(L, device="cuda") // 90).int()[None]
+
+
+def gradients(call, tensors: list) -> list:
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = call(*leaves)
+    generator = torch.Generator("cuda").manual_seed(1)
+    dout = torch.randn(out.shape, device="cuda", generator=generator).to(out.dtype)
+    return [out, *torch.autograd.grad(out, leaves, dout)]
+
+
+def test_repeats_are_bitwise_equal() -> None:
+    mask = jali.CausalMask() & jali.DocumentMask(documents())
+    tensors = inputs()
+    call = lambda *x: jali.attention(*x, mask, deterministic=True)  # noqa: E731
+    first = gradients(call, tensors)
+    for _ in range(100):
+        for a, b in zip(first, gradients(call, tensors), strict=True):
+            assert torch.equal(a, b)
+    fast = [jali.attention(*tensors, mask) for _ in range(100)]
+    assert all(torch.equal(x, fast[0]) for x in fast)
+
+
+def test_poisoned_memory_is_never_read() -> None:
+    """What the allocator hands out is full of NaN."""
+    mask = jali.CausalMask() & jali.DocumentMask(documents())
+    tensors = inputs()
+    clean = gradients(lambda *x: jali.attention(*x, mask), tensors)
+    poison = [torch.full((n,), torch.nan, device="cuda") for n in (2**10, 2**16, 2**20, 2**24)]
+    del poison
+    for a, b in zip(clean, gradients(lambda *x: jali.attention(*x, mask), tensors), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+        assert not b.isnan().any()
+
+
+def test_side_stream() -> None:
+    mask = jali.CausalMask() & jali.DocumentMask(documents())
+    tensors = inputs()
+    expected = jali.attention(*tensors, mask)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        got = jali.attention(*tensors, mask)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert torch.equal(got, expected)
+
+
+def test_graph_replays_read_tables_anew() -> None:
+    ids = documents().clone()
+    mask = jali.CausalMask() & jali.DocumentMask(ids)
+    tensors = inputs()
+    jali.attention(*tensors, mask)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = jali.attention(*tensors, mask)
+    graph.replay()
+    assert torch.equal(out, jali.attention(*tensors, mask))
+    ids.copy_((torch.arange(500, device="cuda") // 33).int()[None])
+    tensors[0].copy_(torch.randn_like(tensors[0]))
+    graph.replay()
+    assert torch.equal(out, jali.attention(*tensors, mask))
+
+
+def test_no_synchronisation() -> None:
+    mask = jali.CausalMask() & jali.DocumentMask(documents())
+    tensors = inputs()
+    gradients(lambda *x: jali.attention(*x, mask), tensors)
+    cu = torch.tensor([0, 100, 500], device="cuda", dtype=torch.int32)
+    packed = [x[0].transpose(0, 1).contiguous() for x in tensors]
+    call = lambda *x: jali.attention_varlen(*x, cu, cu, jali.CausalMask())  # noqa: E731
+    gradients(call, packed)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        gradients(lambda *x: jali.attention(*x, mask), tensors)
+        gradients(call, packed)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_compile_without_breaks_and_new_lengths_compile_no_kernel() -> None:
+    counter = torch._dynamo.testing.CompileCounter()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=counter)
+    def layer(q, k, v, n):
+        return jali.attention(q, k, v, jali.CausalMask() & jali.WindowMask.last(n))
+
+    for L, n in ((300, 64), (301, 65), (500, 99)):
+        tensors = inputs(L)
+        expected = jali.attention(*tensors, jali.CausalMask() & jali.WindowMask.last(n))
+        torch.testing.assert_close(layer(*tensors, n), expected)
+    assert counter.frame_count <= 2
+
+
+def test_checkpoint_with_dropout_gives_the_same_numbers() -> None:
+    tensors = inputs()
+
+    def layer(q, k, v):
+        return jali.attention(q, k, v, jali.CausalMask(), dropout_p=0.2, seed=5)
+
+    assert torch.equal(layer(*tensors), layer(*tensors))
+    on_cpu = jali.attention(
+        *(x.float().cpu() for x in tensors), jali.CausalMask(), dropout_p=0.2, seed=5
+    )
+    torch.testing.assert_close(layer(*tensors).cpu().float(), on_cpu, rtol=3e-2, atol=3e-2)
+
+
+def test_odd_head_dims_and_strides_are_copied() -> None:
+    for D in (1, 3, 36, 100):
+        tensors = inputs(130, D=D)
+        on_cpu = gradients_on_cpu(tensors)
+        for a, b in zip(gradients(jali.attention, tensors), on_cpu, strict=True):
+            torch.testing.assert_close(a.cpu().float(), b, rtol=3e-2, atol=3e-2)
+    q, k, v = inputs(130)
+    blhd = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    assert torch.equal(jali.attention(*blhd), jali.attention(q, k, v))
+    assert jali.attention(*blhd).stride() == blhd[0].stride()
+    expanded = k[:, :1].expand(-1, 4, -1, -1)
+    assert torch.equal(jali.attention(q, expanded, v), jali.attention(q, expanded.contiguous(), v))
+
+
+def gradients_on_cpu(tensors: list) -> list:
+    leaves = [x.float().cpu().requires_grad_() for x in tensors]
+    out = jali.attention(*leaves)
+    generator = torch.Generator("cuda").manual_seed(1)
+    dout = torch.randn(out.shape, device="cuda", generator=generator).to(tensors[0].dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout.float().cpu())]
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    q = torch.randn(1, 1, 128, 128, device="cuda", dtype=torch.bfloat16)
+    k = torch.randn(1, 1, 2**25 // 2, 128, device="cuda", dtype=torch.bfloat16)  # 2^31 elements
+    v = torch.zeros_like(k)
+    v[:, :, -70:] = 1
+    mask = ~jali.PrefixMask(k.shape[2] - 100)
+    out = jali.attention(q, k, v, mask)
+    s = (q.float() @ k[:, :, -100:].float().mT) * 128**-0.5
+    expected = s.softmax(-1)[..., -70:].sum(-1, keepdim=True).expand_as(out)
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_errors_name_the_way_out() -> None:
+    q, k, v = inputs(64)
+    with pytest.raises(NotImplementedError, match="bfloat16 and float16"):
+        jali.attention(q.float(), k.float(), v.float())
+    with pytest.raises(NotImplementedError, match="up to 256"):
+        jali.attention(*inputs(64, D=264))
+    with pytest.raises(TypeError, match=r"GPU 0.*\.to\(\)|CPU.*\.to\(\)"):
+        jali.attention(q, k, v, jali.DocumentMask(torch.zeros(1, 64).int()))
+    with pytest.raises(TypeError, match=r"another device|one device"):
+        jali.attention(q, k.cpu(), v)
+
+
+def test_masks_are_inspected_where_they_are() -> None:
+    mask = jali.CausalMask() & jali.DocumentMask(documents())
+    cells = mask.dense(1, 1, 500, 500)
+    assert cells.is_cuda
+    assert torch.equal(cells.cpu(), mask.to("cpu").dense(1, 1, 500, 500))
+    assert mask.tiles(1, 1, 500, 500).num_empty == mask.to("cpu").tiles(1, 1, 500, 500).num_empty

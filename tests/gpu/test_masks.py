@@ -1,0 +1,45 @@
+"""The conformance list on a GPU: output, LSE and all gradients by the accuracy rule.
+
+A case compiles a kernel per structure of its mask; its dtype and head dims are drawn by its name,
+so that all its shapes share them.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+import torch
+
+from tests.conformance.cases import CASES, Case, t
+from tests.conformance.test_masks import made
+from tests.python.accuracy import check_attention
+
+pytestmark = pytest.mark.gpu
+
+DIMS = [(64, 64), (128, 128), (40, 40), (80, 96), (192, 128), (256, 256), (64, 256), (96, 96)]
+# (B, Hq, Hkv, Lq, Lk)
+SHAPES = [
+    (2, 4, 2, 1, 1), (2, 4, 1, 1, 129), (2, 2, 2, 129, 1), (2, 4, 2, 127, 127),
+    (2, 4, 2, 129, 129), (2, 2, 1, 127, 128), (1, 2, 1, 300, 300), (2, 2, 1, 67, 440),
+    (1, 2, 2, 440, 130), (1, 2, 1, 777, 777),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_attention(case: Case, record_property) -> None:
+    if case.name.startswith("dynamic"):
+        pytest.skip("selection by score runs on the CPU so far")
+    draw = zlib.crc32(case.name.encode())
+    D, Dv = DIMS[draw % len(DIMS)]
+    dtype = (torch.bfloat16, torch.float16)[draw // 8 % 2]
+    ran = 0
+    for dims in SHAPES:
+        if case.square and dims[3] != dims[4]:
+            continue
+        mask, visible, s = made(case, dims)
+        check_attention(
+            mask, t(visible), Hkv=s.Hkv, D=D, Dv=Dv, dtype=dtype, seed=s.seed % 1000, device="cuda"
+        )
+        ran += 1
+    record_property("cases", ran)

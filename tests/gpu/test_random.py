@@ -1,0 +1,120 @@
+"""Random expressions of masks on a GPU: output, LSE and all gradients by the accuracy rule.
+
+Every structure is compiled once and met with several tables, inputs and, without gradients,
+options. A failure prints the JSON of its case. JALI_FUZZ_SCALE=<factor> draws more structures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as st
+
+from tests.fuzz import cases, properties
+from tests.python import accuracy
+
+pytestmark = pytest.mark.gpu
+
+SCALE = float(os.environ.get("JALI_FUZZ_SCALE", "1"))
+SHARDS = range(32)
+STRUCTURES = 8  # of a shard
+REPEATS = 12  # of a structure
+NAMES = tuple(n for n in cases.ALL if n != "DynamicMask")
+VARLEN = tuple(n for n in cases.VARLEN if n != "DynamicMask")
+DIMS = [(64, 64), (128, 128), (40, 40), (80, 80), (96, 96), (192, 192), (256, 256), (128, 64)]
+
+
+@st.composite
+def attention_cases(draw: st.DrawFn) -> Any:
+    s = draw(cases.shapes(longest=300))
+    depth = draw(st.sampled_from([2, 3, 4, 1, 0]))
+    return s | {"tree": draw(cases.trees(s, depth, NAMES))} | draw(kinds())
+
+
+@st.composite
+def varlen_cases(draw: st.DrawFn) -> Any:
+    case = draw(cases.varlen_cases())
+    shape = {k: v for k, v in case.items() if k not in ("tree", "tile")}
+    return shape | {"tree": draw(cases.trees(shape, 2, VARLEN))} | draw(kinds())
+
+
+@st.composite
+def kinds(draw: st.DrawFn) -> Any:
+    D, Dv = draw(st.sampled_from(DIMS))
+    names = ["softcap", "bias", "key_bias", "alibi_slopes", "sinks", "dropout_p"]
+    chosen = draw(st.sets(st.sampled_from(names), max_size=2))
+    # Options have no gradients on a GPU yet.
+    options = sorted(chosen) if draw(st.integers(0, 3)) == 0 else []
+    return {
+        "D": D, "Dv": Dv, "dtype": draw(st.sampled_from(["bfloat16", "float16"])),
+        "seed": draw(st.integers(0, 999)), "options": options,
+    }  # fmt: skip
+
+
+def reseeded(node: Any, by: int) -> Any:
+    """The same structure with other contents of its tables."""
+    if isinstance(node, dict):
+        return {
+            k: (v + by if k == "seed" and isinstance(v, int) else reseeded(v, by))
+            for k, v in node.items()
+        }
+    return [reseeded(x, by) for x in node] if isinstance(node, list) else node
+
+
+def run(strategy: st.SearchStrategy, check: Callable, shard: int, count: int) -> int:
+    ran = 0
+
+    @seed(shard)
+    @settings(
+        max_examples=max(1, int(count * SCALE)), deadline=None, database=None,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(strategy)
+    def holds(case: Any) -> None:
+        nonlocal ran
+        for n in range(REPEATS):
+            again = reseeded(case, 1000 * n)
+            note(json.dumps(again))
+            check(again)
+            ran += 1
+
+    holds()
+    return ran
+
+
+def attention(case: Any) -> None:
+    mask, meaning = cases.build(case["tree"])
+    p = cases.problem(properties._plain(case))
+    options = properties._options(case, p)
+    if case["q_offset"] is not None:
+        options["q_offset"] = properties._torch(case["q_offset"])
+    accuracy.check_attention(
+        mask, properties.torch.from_numpy(p.visible(meaning)), Hkv=p.Hkv, D=case["D"],
+        Dv=case["Dv"], dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
+        options=options, device="cuda", grads=not case["options"],
+    )  # fmt: skip
+
+
+def varlen(case: Any) -> None:
+    mask, meaning = cases.build(case["tree"])
+    p = cases.problem(case)
+    accuracy.check_varlen(
+        mask, p, meaning, D=case["D"], Dv=case["Dv"],
+        dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
+        options=properties._options(case, p), device="cuda", grads=not case["options"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_attention(shard: int, record_property: Callable) -> None:
+    record_property("cases", run(attention_cases(), attention, shard, STRUCTURES))
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_varlen(shard: int, record_property: Callable) -> None:
+    record_property("cases", run(varlen_cases(), varlen, shard, 2))
