@@ -65,7 +65,7 @@ def test(arguments: list[str]) -> int:
     return tally.close()
 
 
-@command("cpu …", "measure against torch on this machine")
+@command("cpu|gpu …", "measure against torch on this machine")
 def bench(arguments: list[str]) -> int:
     ready("jali_torch")
     return run_python("-m", "jali.bench", *arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jali
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 pytestmark = pytest.mark.gpu
 
@@ -95,7 +96,7 @@ def test_no_synchronisation() -> None:
 
 
 def test_compile_without_breaks_and_new_lengths_compile_no_kernel() -> None:
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = CompileCounter()
 
     @torch.compile(fullgraph=True, dynamic=True, backend=counter)
     def layer(q, k, v, n):

@@ -9,8 +9,9 @@ out, lse and dv obey exactly that. For other gradients the worse of two refs cou
 cancels exactly where a row sees one key, and the formula of a flash backward, which takes
 sum(dout · out) from the stored, rounded output (`grads_from_stored`). The largest of fewer than 100
 errors is luck too: for so few elements in fp32 a third ref has that sum off by
-eps · sum|dout · out|. Of small random problems, 1 in 30 in 16 bits needs the second ref, 1 in 500
-in fp32; 1 in 3,000 in fp32 the third.
+eps · sum|dout · out|. On a GPU, whose tensor cores take dS rounded, the formula also counts as
+computed in the input's dtype. Of small random problems, 1 in 30 in 16 bits needs the second ref, 1
+in 500 in fp32; 1 in 3,000 in fp32 the third.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def check_attention(
     def truth(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         return oracle.attention(q, k, v, visible, **options)
 
-    compare(ours, truth, shapes, (B, Hq, Lq), dtype, seed, with_dlse, options, grads)
+    compare(ours, truth, shapes, (B, Hq, Lq), dtype, seed, with_dlse, options, grads, device)
 
 
 def check_varlen(
@@ -96,7 +97,7 @@ def check_varlen(
     def truth(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         return oracle.attention_varlen(q, k, v, p, cells, **options)
 
-    compare(ours, truth, shapes, (p.Hq, tq), dtype, seed, with_dlse, options, grads)
+    compare(ours, truth, shapes, (p.Hq, tq), dtype, seed, with_dlse, options, grads, device)
 
 
 def _moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def _back(results: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def compare(
     ours: Run, truth: Run, shapes: Sequence[tuple], lse_shape: tuple, dtype: torch.dtype,
     seed: int = 0, with_dlse: bool = True, options: dict[str, Any] | None = None,
-    grads: bool = True,
+    grads: bool = True, device: str = "cpu",
 ) -> None:  # fmt: skip
     """Runs both forward and backward on the same random inputs and applies the rule to each
     result; `shapes` are those of q, k, v, out."""
@@ -143,6 +144,8 @@ def compare(
     if dtype != torch.float64:
         refs.append(run_with_grads(truth, inputs, dout, upstream, dtype))
         refs.append(grads_from_stored(truth, inputs, dout, upstream, exact))
+    if device != "cpu":  # tensor cores take P and dS rounded
+        refs.append(grads_from_stored(truth, inputs, dout, upstream, exact, dtype=dtype))
     few = {name for name, x in got.items() if x.numel() < _FEW}
     if dtype == torch.float32 and few:
         eps = torch.finfo(dtype).eps
@@ -166,10 +169,10 @@ def _compare_forward(ours: Run, truth: Run, inputs: dict[str, Any], dtype: torch
 
 def grads_from_stored(
     truth: Run, inputs: dict[str, Any], dout: Tensor, dlse: Tensor | None, exact: dict[str, Tensor],
-    delta_error: float = 0,
+    delta_error: float = 0, dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """All gradients but dv by the formula of a flash backward, in plain PyTorch in fp32, from what
-    an exact forward stores: the output rounded to its dtype and LSE to fp32. delta is off by
+    """All gradients but dv by the formula of a flash backward, in plain PyTorch in `dtype`, from
+    what an exact forward stores: the output rounded to its dtype and LSE to fp32. delta is off by
     delta_error · sum|dout · out|, up or down at random."""
     lse = exact["lse"].detach().float()
     terms = dout.float() * exact["out"].detach().to(dout.dtype).float()
@@ -178,7 +181,7 @@ def grads_from_stored(
     delta = delta if lse.dim() == 3 else delta.mT  # varlen: [Tq, Hq] to [Hq, Tq]
     dlse = -delta if dlse is None else dlse.float() - delta
     # dS = P (dP - delta + dlse): autograd's, when delta is a gradient of the sums of P.
-    grads = run_with_grads(partial(truth, lse=lse), inputs, dout, dlse, torch.float32)
+    grads = run_with_grads(partial(truth, lse=lse), inputs, dout, dlse, dtype)
     differing = grads.keys() - {"out", "lse", "dv"}
     return {name: grads[name].to(inputs[name[1:]].dtype) for name in differing}
 

@@ -1,4 +1,4 @@
-"""`python -m jali.bench cpu [--isa v3] [--quick]`: the numbers that Jali promises, measured."""
+"""`python -m jali.bench cpu [--isa v3] [--quick]`, `… gpu`: what Jali promises, measured."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import time
 from pathlib import Path
 
 PARTS = ("speed", "dtypes", "overhead", "memory", "plan", "flex")
+GPU_PARTS = ("dense", "masks", "flex", "memory")
 
 
 def main() -> int:
     """Runs the benchmark; the exit status does not depend on the goals."""
     parser = argparse.ArgumentParser(prog="jali bench", description=__doc__)
-    parser.add_argument("backend", choices=["cpu"], help="what to measure")
+    parser.add_argument("backend", choices=["cpu", "gpu"], help="what to measure")
     parser.add_argument("--isa", choices=["v2", "v3", "v4"], help="x86-64 level of Jali's kernels; "
                         "default: the best that this processor has")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: a minute")
-    parser.add_argument("--only", choices=PARTS, action="append", help="some parts alone")
-    parser.add_argument("--rounds", type=int, help="measured rounds (5; quick 3)")
+    parser.add_argument(
+        "--only", choices=sorted({*PARTS, *GPU_PARTS}), action="append", help="some parts alone"
+    )
+    parser.add_argument("--rounds", type=int, help="measured rounds (CPU 5, GPU 7; quick 3)")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the JSON")
     args = parser.parse_args()
     if args.isa and os.environ.get("JALI_FORCE") != args.isa:
@@ -29,8 +32,30 @@ def main() -> int:
         return subprocess.run(
             [sys.executable, "-m", "jali.bench", *sys.argv[1:]], env=env
         ).returncode
-    run(args)
+    run_gpu(args) if args.backend == "gpu" else run(args)
     return 0
+
+
+def run_gpu(args: argparse.Namespace) -> None:
+    """The parts that were asked for, on the current GPU."""
+    from . import gpu
+    from .report import Report, machine
+
+    begin = time.perf_counter()
+    report = Report()
+    print(f"{machine()['gpu']}  jali {machine()['jali']}  torch {machine()['torch']}")
+    rounds = args.rounds or (3 if args.quick else 7)
+    parts = {
+        "dense": lambda: gpu.dense(report, rounds),
+        "masks": lambda: gpu.sparse(report, rounds),
+        "flex": lambda: gpu.flex(report, rounds),
+        "memory": lambda: gpu.memory(report),
+    }
+    for name in args.only or GPU_PARTS:
+        parts[name]()
+    path = args.out / f"gpu{'_quick' if args.quick else ''}.json"
+    report.save(path)
+    print(f"\n{report.summary()}\n{path} written, {time.perf_counter() - begin:.0f} s")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -102,6 +102,7 @@ def machine() -> dict[str, object]:
         "cpu": name,
         "isa": [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f in flags],
         "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "threads": torch.get_num_threads(),
         "jali": jali.__version__,
         "torch": torch.__version__,

@@ -1,0 +1,314 @@
+"""Attention on a GPU: dense against cuDNN and FlashAttention, masks against the dense speed and
+FlexAttention. Rivals run interleaved in random order: the card is bound by power, and one that runs
+alone looks faster than it is."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import jali
+
+from .report import Report, Result
+
+Call = Callable[[], object]
+
+
+def interleaved(rivals: dict[str, Call], rounds: int, calls: int = 8) -> dict[str, float]:
+    """Median seconds of one call of each rival, by events on the device."""
+    order = random.Random(0)
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for n in range(rounds + 1):
+        for name in order.sample(list(rivals), len(rivals)):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(calls):
+                rivals[name]()
+            end.record()
+            end.synchronize()
+            if n:  # the first round warms up
+                times[name].append(begin.elapsed_time(end) / calls / 1e3)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One shape; B sequences of L rows and keys."""
+
+    B: int
+    Hq: int
+    Hkv: int
+    L: int
+    D: int
+    Dv: int
+
+    def tensors(self, grad: bool) -> list[Tensor]:
+        """q, k, v and the gradient of the output, bf16."""
+        shapes = [(self.Hq, self.D), (self.Hkv, self.D), (self.Hkv, self.Dv), (self.Hq, self.Dv)]
+        made = [
+            torch.randn(self.B, h, self.L, d, device="cuda", dtype=torch.bfloat16)
+            for h, d in shapes
+        ]
+        for x in made[:3]:
+            x.requires_grad_(grad)
+        return made
+
+    def flops(self, cells: float, backward: bool) -> float:
+        """Of `cells` visible cells of one head and sequence."""
+        per_cell = 2 * (3 * self.D + 2 * self.Dv) if backward else 2 * (self.D + self.Dv)
+        return self.B * self.Hq * cells * per_cell
+
+    def calls(self) -> int:
+        """How often to call it in one measurement: about 10 ms."""
+        return max(2, min(64, int(10e-3 * 400e12 / self.flops(self.L**2, False))))
+
+
+def forward_call(attention: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Call:
+    q, k, v = (x.detach() for x in tensors[:3])
+    return lambda: attention(q, k, v)
+
+
+def backward_call(attention: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Call:
+    """The backward alone: the graph is kept."""
+    q, k, v, grad = tensors
+    out = attention(q, k, v)
+    return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+
+
+def ours(mask: Any) -> Callable[..., Tensor]:
+    return lambda q, k, v: jali.attention(q, k, v, mask)
+
+
+def sdpa(backend: SDPBackend, causal: bool) -> Callable[..., Tensor]:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            gqa = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa)
+
+    return call
+
+
+def measure(
+    problem: Problem, rivals: dict[str, Callable[..., Tensor]], rounds: int, backward: bool
+) -> dict[str, float]:
+    """Seconds of each rival that runs this problem at all."""
+    tensors = problem.tensors(backward)
+    make = backward_call if backward else forward_call
+    able: dict[str, Call] = {}
+    for name, attention in rivals.items():
+        try:
+            call = make(attention, tensors)
+            call()
+            torch.cuda.synchronize()
+            able[name] = call
+        except (RuntimeError, NotImplementedError) as error:
+            if name == "jali":
+                raise
+            print(f"    {name} does not run it: {str(error).splitlines()[0][:90]}")
+    with torch.set_grad_enabled(backward):
+        return interleaved(able, rounds, problem.calls())
+
+
+# name, problem, causal, goals (floor, goal) of forward and backward against cuDNN
+Goals = tuple[tuple[float, float], tuple[float, float]]
+DENSE: list[tuple[str, Problem, bool, Goals]] = [
+    ("d128 16K", Problem(1, 16, 16, 16384, 128, 128), False, ((1.10, 1.13), (1.17, 1.25))),
+    ("d128 16K causal", Problem(1, 16, 16, 16384, 128, 128), True, ((1.20, 1.27), (1.20, 1.28))),
+    ("d128 GQA 32/8 16K causal", Problem(1, 32, 8, 16384, 128, 128), True,
+     ((1.15, 1.22), (1.15, 1.22))),
+    ("d64 16K", Problem(1, 32, 32, 16384, 64, 64), False, ((1.15, 1.30), (1.26, 1.33))),
+    ("d64 16K causal", Problem(1, 32, 32, 16384, 64, 64), True, ((1.17, 1.28), (1.32, 1.40))),
+    ("d256 16K", Problem(1, 8, 8, 16384, 256, 256), False, ((1.05, 1.09), (1.28, 1.50))),
+    ("d256 16K causal", Problem(1, 8, 8, 16384, 256, 256), True, ((1.15, 1.20), (1.22, 1.40))),
+    ("d96 16K causal", Problem(1, 16, 16, 16384, 96, 96), True, ((1.10, 1.20), (1.10, 1.20))),
+    ("d192 16K causal", Problem(1, 16, 16, 16384, 192, 192), True, ((1.10, 1.20), (1.10, 1.20))),
+    ("d128 1K b16", Problem(16, 16, 16, 1024, 128, 128), False, ((1.08, 1.12), (1.15, 1.35))),
+    ("d128 1K b16 causal", Problem(16, 16, 16, 1024, 128, 128), True,
+     ((1.15, 1.25), (1.15, 1.45))),
+]  # fmt: skip
+
+
+def dense(report: Report, rounds: int) -> None:
+    """Against cuDNN and FlashAttention-2, both as PyTorch calls them."""
+    print(f"\nDense and causal, bf16; TFLOP/s, medians of {rounds} interleaved rounds")
+    print(f"{'':26}{'jali':>7}{'cuDNN':>8}{'flash':>8}{'ratio':>8}  floor → goal")
+    for backward in (False, True):
+        print("backward" if backward else "forward")
+        for name, problem, causal, goals in DENSE:
+            rivals = {
+                "jali": ours(jali.CausalMask() if causal else None),
+                "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION, causal),
+                "flash": sdpa(SDPBackend.FLASH_ATTENTION, causal),
+            }
+            seconds = measure(problem, rivals, rounds, backward)
+            cells = problem.L * (problem.L + 1) / 2 if causal else problem.L**2
+            speed = {n: problem.flops(cells, backward) / t / 1e12 for n, t in seconds.items()}
+            floor, goal = goals[backward]
+            best = speed.get("cudnn", speed.get("flash", float("nan")))
+            result = report.add(
+                Result("backward" if backward else "forward", name, speed["jali"] / best, "x cuDNN",
+                       goal=floor, detail=speed)
+            )  # fmt: skip
+            print(
+                f"  {name:24}{speed['jali']:7.0f}{speed.get('cudnn', float('nan')):8.0f}"
+                f"{speed.get('flash', float('nan')):8.0f}{result.value:8.2f}  {floor:.2f} → "
+                f"{goal:.2f} {'✓' if result.value >= goal else '·' if result.passed else '✗'}",
+                flush=True,
+            )
+
+
+def documents(length: int, count: int = 12) -> Tensor:
+    """Ids [1, L] of documents between 11 random cuts, seed 1."""
+    generator = torch.Generator().manual_seed(1)
+    cuts = torch.randperm(length - 1, generator=generator)[: count - 1] + 1
+    ids = torch.zeros(length, dtype=torch.int32)
+    ids[cuts] = 1
+    return ids.cumsum(0).int()[None]
+
+
+def random_blocks(length: int, share: float) -> Tensor:
+    n = length // 128
+    generator = torch.Generator().manual_seed(1)
+    blocks = torch.rand(1, 1, n, n, generator=generator) < share
+    return blocks | torch.eye(n, dtype=torch.bool)
+
+
+def sparse_cases() -> list[tuple[str, Problem, jali.Mask, tuple[float, float]]]:
+    """name, problem, mask (on the CPU), goals: speed on visible cells ÷ dense speed."""
+    causal = jali.CausalMask()
+    p32, p8 = Problem(1, 16, 16, 32768, 128, 128), Problem(2, 16, 16, 8192, 128, 128)
+    docs32, docs8 = jali.DocumentMask(documents(32768)), jali.DocumentMask(documents(8192))
+    window = causal & jali.WindowMask.last(1024)
+    made = [
+        ("window 1024, 32K", p32, window, (0.84, 0.82)),
+        ("window 1024, 8K b2", p8, window, (0.80, 0.78)),
+        ("12 documents, 32K", p32, docs32, (0.98, 0.98)),
+        ("12 documents causal, 32K", p32, causal & docs32, (0.92, 0.95)),
+        ("12 documents causal, 8K b2", p8, causal & docs8, (0.74, 0.72)),
+    ]
+    for share, goal in ((0.10, 0.95), (0.25, 0.97), (0.50, 0.98)):
+        mask = jali.BlockSparseMask(random_blocks(32768, share))
+        made.append((f"random blocks {share:.0%}, 32K", p32, mask, (goal, goal)))
+    return made
+
+
+def visible_cells(problem: Problem, mask: jali.Mask) -> float:
+    """Of one head and sequence, exactly."""
+    one = torch.zeros((), dtype=torch.bfloat16).expand(1, 1, problem.L, 64)
+    return float(jali.explain(one, one, one, mask).num_visible)
+
+
+def sparse(report: Report, rounds: int) -> None:
+    """The speed on visible cells against the dense speed of the same run."""
+    base = Problem(1, 16, 16, 16384, 128, 128)
+    print(f"\nMasks, d128 H16, bf16; TFLOP/s on visible cells ÷ dense d128 16K; {rounds} rounds")
+    for backward in (False, True):
+        print("backward" if backward else "forward")
+        tensors = base.tensors(backward)
+        make = backward_call if backward else forward_call
+        reference = make(ours(None), tensors)
+        for name, problem, mask, goals in sparse_cases():
+            own = make(ours(mask.to("cuda")), problem.tensors(backward))
+            own(), reference()
+            with torch.set_grad_enabled(backward):
+                seconds = interleaved({"own": own, "dense": reference}, rounds, 4)
+            speed = problem.flops(visible_cells(problem, mask), backward) / seconds["own"] / 1e12
+            full = base.flops(base.L**2, backward) / seconds["dense"] / 1e12
+            goal = goals[backward]
+            section = "masks, backward" if backward else "masks, forward"
+            result = report.add(Result(section, name, speed / full, "x dense", goal=goal,
+                                       detail={"jali": speed, "dense": full}))  # fmt: skip
+            print(f"  {name:30}{speed:7.0f}{full:7.0f}{result.value:8.2f} {result.mark()}",
+                  flush=True)  # fmt: skip
+
+
+def flex_cases() -> list[tuple[str, jali.Mask, Any]]:
+    """Masks at 16K and the same as FlexAttention's mask_mod."""
+    L, side, span = 16384, 128, 1024
+    spans = (torch.arange(L) // span).int()
+    where = spans.cuda()
+    grid = jali.NeighborhoodMask((side, side), (13, 13))
+
+    def prefix_lm(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k <= q) | (k < 2048)
+
+    def longformer(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return ((q - k).abs() <= 256) | (k < 64) | (q < 64)
+
+    def image_spans(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (k <= q) | (where[q] == where[k])
+
+    def neighborhood(b: Any, h: Any, q: Any, k: Any) -> Any:
+        y, x = (q // side).clamp(6, side - 7), (q % side).clamp(6, side - 7)
+        return ((k // side - y).abs() <= 6) & ((k % side - x).abs() <= 6)
+
+    window = jali.WindowMask(256, 256)
+    ids = jali.DocumentMask(spans[None])
+    return [
+        ("prefix-LM 2048", jali.CausalMask() | jali.PrefixMask(2048), prefix_lm),
+        ("Longformer", window | jali.PrefixMask(64) | jali.PredicateMask(lambda b, h, q, k: q < 64),
+         longformer),
+        ("image spans", jali.CausalMask() | ids, image_spans),
+        ("neighbourhood 13 x 13", grid, neighborhood),
+    ]  # fmt: skip
+
+
+def flex(report: Report, rounds: int) -> None:
+    """Against compiled FlexAttention with its BlockMask."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    problem = Problem(1, 16, 16, 16384, 128, 128)
+    print(f"\nAgainst FlexAttention, d128 H16 16K, bf16; ms, {rounds} rounds")
+    for name, mask, mod in flex_cases():
+        torch._dynamo.reset()  # or it falls back to eager without a word
+        compiled = torch.compile(flex_attention)
+        block_mask = create_block_mask(mod, None, None, problem.L, problem.L, device="cuda")
+
+        def theirs(q: Tensor, k: Tensor, v: Tensor, f: Any = compiled, m: Any = block_mask) -> Any:
+            return f(q, k, v, block_mask=m)
+
+        rivals = {"jali": ours(mask.to("cuda")), "flex": theirs}
+        for backward in (False, True):
+            seconds = measure(problem, rivals, rounds, backward)
+            if "flex" not in seconds:
+                continue
+            section = "flex, backward" if backward else "flex, forward"
+            result = report.add(
+                Result(section, name, seconds["flex"] / seconds["jali"], "x flex", goal=1.3)
+            )
+            print(f"  {name:24}{section[6:]:9}{seconds['jali'] * 1e3:8.2f}"
+                  f"{seconds['flex'] * 1e3:8.2f}{result.value:8.2f} {result.mark()}",
+                  flush=True)  # fmt: skip
+
+
+def memory(report: Report, length: int = 1 << 20) -> None:
+    """Peak memory beyond inputs and results at a million tokens, causal & document."""
+    problem = Problem(1, 16, 16, length, 128, 128)
+    mask = (jali.CausalMask() & jali.DocumentMask(documents(length, 64))).to("cuda")
+    print(f"\nMemory, d128 H16, {length:,} tokens, causal & document; GB")
+    tensors = problem.tensors(True)
+    q, k, v, grad = tensors
+    out, lse = jali.attention(q, k, v, mask, return_lse=True)
+    for name, run in (
+        ("forward", lambda: jali.attention(q.detach(), k.detach(), v.detach(), mask)),
+        ("backward", lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)),
+    ):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        results = run()
+        torch.cuda.synchronize()
+        results = results if isinstance(results, tuple) else (results,)
+        made = sum(x.nbytes for x in results) + (lse.nbytes if name == "forward" else 0)
+        extra = (torch.cuda.max_memory_allocated() - before - made) / 1e9
+        allowed = 1.0 if name == "forward" else 1.0 + 4 * q.numel() / 1e9
+        result = report.add(Result("memory", name, extra, "GB", goal=allowed, at_most=True))
+        print(f"  {name:10}{extra:8.2f} {result.mark()}", flush=True)
