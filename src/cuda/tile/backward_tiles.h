@@ -210,7 +210,11 @@ struct BackwardTiles {
   JALI_DEVICE static void produce(const BackwardArgs& a, const M& mask, Loader loader) {
     const i32 lane = threadIdx.x & 31;
     const i32 num_items = a.heads * a.key_tiles;
-    i32 n = blockIdx.x;
+    // From the counter, the first one too: where not all blocks fit the device at once, those that do
+    // must hold the work that others' turns wait for.
+    i32 n = 0;
+    if (lane == 0) n = atomicAdd(a.counter, 1);
+    n = broadcast(n);
 #pragma unroll 1
     while (n < num_items) {
       Item item = item_of(a, n);
@@ -254,7 +258,7 @@ struct BackwardTiles {
       }
       if (first) write_zeros(a, item, lane);
       // PERF: not earlier, or blocks hold work back from others at the end.
-      if (lane == 0) n = gridDim.x + atomicAdd(a.counter, 1);
+      if (lane == 0) n = atomicAdd(a.counter, 1);
       n = broadcast(n);
     }
     if (lane == 0) {
