@@ -12,49 +12,45 @@ struct RowState {
   float sum[2];
 };
 
-/// Takes the maximum of the scores into the state. `shift` is what exp2(s · scale - shift) subtracts,
-/// `rescale` what earlier sums and outputs are multiplied by. kFirst: there is nothing earlier.
-/// kHides: a row may have seen nothing; it gets shift 0, so that no infinities are subtracted.
-template <bool kFirst, bool kHides, i32 kScores>
+/// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
+/// subtracts, `rescale` what earlier sums and outputs are multiplied by. kFirst: there is nothing
+/// earlier. kHides: a row may have seen nothing; it gets shift 0, so that no infinities are
+/// subtracted.
+template <i32 e, bool kFirst, bool kHides, i32 kScores>
 JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& state,
                               float (&shift)[2], float (&rescale)[2]) {
   using namespace ptx;
+  float even = maximum(s[2 * e], s[2 * e + 1]), odd = maximum(s[4 + 2 * e], s[5 + 2 * e]);
 #pragma unroll
-  for (i32 e = 0; e < 2; ++e) {
-    float even = maximum(s[2 * e], s[2 * e + 1]), odd = maximum(s[4 + 2 * e], s[5 + 2 * e]);
-#pragma unroll
-    for (i32 j = 2; j < kScores / 4; ++j) {  // two chains: half the latency
-      const float pair = maximum(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]);
-      if (j & 1) {
-        odd = maximum(odd, pair);
-      } else {
-        even = maximum(even, pair);
-      }
+  for (i32 j = 2; j < kScores / 4; ++j) {  // two chains: half the latency
+    const float pair = maximum(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]);
+    if (j & 1) {
+      odd = maximum(odd, pair);
+    } else {
+      even = maximum(even, pair);
     }
-    float top = maximum(even, odd);
-    if (!kFirst) top = maximum(top, state.max[e]);
-    top = maximum(top, shuffle_xor(top, 1));
-    top = maximum(top, shuffle_xor(top, 2));
-    shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
-    rescale[e] = kFirst ? 0.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
-    state.max[e] = top;
   }
+  float top = maximum(even, odd);
+  if (!kFirst) top = maximum(top, state.max[e]);
+  top = maximum(top, shuffle_xor(top, 1));
+  top = maximum(top, shuffle_xor(top, 2));
+  shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
+  rescale[e] = kFirst ? 0.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
+  state.max[e] = top;
 }
 
-/// Scores to weights exp2(s · scale - shift), for columns of blocks [kBegin, kEnd) of 8; adds them.
-template <i32 kBegin, i32 kEnd, i32 kScores>
+/// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds
+/// them.
+template <i32 e, i32 kBegin, i32 kEnd, i32 kScores>
 JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&shift)[2],
                               float (&total)[4]) {
 #pragma unroll
   for (i32 j = kBegin; j < kEnd; ++j) {
 #pragma unroll
-    for (i32 e = 0; e < 2; ++e) {
-#pragma unroll
-      for (i32 x = 0; x < 2; ++x) {
-        float& at = s[4 * j + 2 * e + x];
-        at = ptx::exp2_fast(__fmaf_rn(at, scale, -shift[e]));
-        total[2 * e + x] += at;
-      }
+    for (i32 x = 0; x < 2; ++x) {
+      float& at = s[4 * j + 2 * e + x];
+      at = ptx::exp2_fast(__fmaf_rn(at, scale, -shift[e]));
+      total[2 * e + x] += at;
     }
   }
 }

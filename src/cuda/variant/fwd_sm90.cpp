@@ -12,6 +12,20 @@ constexpr i32 kMaxHeadDim = 256;
 
 i32 rounded(i32 dim) { return ceil_div(dim, 32) * 32; }
 
+MaskKind kind_of(const BoundMask& mask) {
+  if (mask.trivial()) return MaskKind::kNone;
+  for (const auto& leaf : mask.leaves()) {
+    const std::string name = leaf->name();
+    if (name != "causal" && name != "window" && name != "prefix") return MaskKind::kHeavy;
+  }
+  return MaskKind::kLight;
+}
+const char* text_of(MaskKind kind) {
+  return kind == MaskKind::kNone    ? "MaskKind::kNone"
+         : kind == MaskKind::kLight ? "MaskKind::kLight"
+                                    : "MaskKind::kHeavy";
+}
+
 class ForwardSm90 final : public ForwardVariant {
  public:
   Fit fits(const AttentionProblem& p, const DeviceInfo& device) const override {
@@ -43,20 +57,20 @@ class ForwardSm90 final : public ForwardVariant {
   KernelText text(const AttentionProblem& p) const override {
     const std::string dims = std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv)),
                       type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16",
-                      options = text_of(score_options(p));
-    return {"fwd_sm90 " + type + ", " + dims + ", " + options, [=] {
+                      options = text_of(score_options(p)), kind = text_of(kind_of(*p.mask));
+    return {"fwd_sm90 " + type + ", " + dims + ", " + options + ", " + kind, [=] {
               return R"(
 #include "cuda/variant/fwd_sm90.cuh"
 namespace jali::cuda {
 constexpr ScoreOptions kOptions = )" +
                      options + R"(;
 extern "C" __global__ void __launch_bounds__(forward_shape()" +
-                     dims + R"(, kOptions).threads(), 1)
+                     dims + ", kOptions, " + kind + R"().threads(), 1)
     forward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
             const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ForwardArgs a,
             const __grid_constant__ M mask) {
   Forward<)" + type + ", " +
-                     dims + R"(, M, kOptions>::run(q, k, v, a, mask);
+                     dims + ", M, kOptions, " + kind + R"(>::run(q, k, v, a, mask);
 }
 }  // namespace jali::cuda
 )";
@@ -71,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     const TensorMap q = tensor_map("q", p.q, p.D, p.varlen ? p.Tq : p.Lq, p.Hq, batches, 64);
     const i64 keys = p.varlen ? p.Tk : p.Lk;
     const TensorMap k = tensor_map("k", p.k, p.D, keys, p.Hkv, batches, shape.keys);
-    const TensorMap v = tensor_map("v", p.v, p.Dv, keys, p.Hkv, batches, shape.keys);
+    const TensorMap v = tensor_map("v", p.v, p.Dv, keys, p.Hkv, batches, shape.v_keys());
 
     ForwardArgs a;
     a.seq = call.sequences();
@@ -80,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.tiles_per_head = static_cast<i32>(p.varlen ? num_slots(p.Tq, p.B, shape.rows())
                                                  : ceil_div(p.Lq, shape.rows()));
     a.num_tiles = a.tiles_per_head * a.heads();
-    a.section = section(p, keys, a.heads());
+    a.section = forward_section(a.heads(), a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv));
     a.counter = call.counters(2);
     a.out = out.data;
     a.out_stride_b = out.stride_b;
@@ -97,15 +111,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
 
  private:
   static ForwardShape shape_of(const AttentionProblem& p) {
-    return forward_shape(rounded(p.D), rounded(p.Dv), score_options(p));
-  }
-
-  /// As many query heads as have their K and V in half of the L2 cache.
-  static i32 section(const AttentionProblem& p, i64 keys, i32 heads) {
-    constexpr i64 kBytes = 32 << 20;
-    const i64 per_head = max_of<i64>(2 * keys * (p.D + p.Dv), 1);
-    const i64 kv_heads = max_of<i64>(kBytes / per_head, 1);
-    return static_cast<i32>(min_of<i64>(kv_heads * (p.Hq / p.Hkv), heads));
+    return forward_shape(rounded(p.D), rounded(p.Dv), score_options(p), kind_of(*p.mask));
   }
 
   /// The kernel always writes the LSE.

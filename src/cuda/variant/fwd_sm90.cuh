@@ -25,34 +25,68 @@ struct ForwardShape {
   i32 warpgroups = 2;  // consumers, 64 rows each
   i32 keys = 128;      // of a key tile, a multiple of 64
   i32 slots = 2;       // of Q
-  i32 stages = 2;      // of K and of V
-  bool turns = true;   // consumers take turns at the tensor cores
+  i32 stages = 2;      // of K
+  i32 v_split = 1;     // a V stage holds keys / v_split keys
+  i32 v_stages = 2;
+  bool turns = true;  // consumers take turns at the tensor cores
+  i32 early = 0;      // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
   i32 loader_registers = 56, consumer_registers = 224;
 
   constexpr i32 rows() const { return 64 * warpgroups; }
   constexpr i32 threads() const { return 128 * (1 + warpgroups); }
   static constexpr i32 padded(i32 D) { return (D + 63) / 64 * 64; }
+  constexpr i32 v_keys() const { return keys / v_split; }
   constexpr i32 tile_bytes(i32 D, i32 Dv) const {
-    return 2 * (slots * rows() * padded(D) + stages * keys * (padded(D) + padded(Dv)));
+    return 2 * (slots * rows() * padded(D) + stages * keys * padded(D) +
+                v_stages * v_keys() * padded(Dv));
   }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const { return tile_bytes(D, Dv) + 448 + 1024; }
   constexpr bool fits(i32 D, i32 Dv) const {
-    return shared_bytes(D, Dv) <= 227 * 1024 && keys * 3 / 4 + Dv / 2 <= 176;
+    return shared_bytes(D, Dv) <= 227 * 1024 && keys * 3 / 4 + Dv / 2 <= 192;
   }
 };
-/// The shape for kD and kDv, multiples of 32 up to 256.
-constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options = {}) {
+/// What a mask asks of a kernel: nothing, a few comparisons a cell, or more (loads, loops).
+enum class MaskKind : u8 { kNone, kLight, kHeavy };
+
+/// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
+constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
   ForwardShape s;
+  const bool lean = !options.per_cell() && !options.alibi;  // few registers beside the tiles
+  if (kD == 64 && kDv == 64 && lean && mask != MaskKind::kHeavy) {
+    s.warpgroups = 3;  // 517, with two 460
+    s.loader_registers = 32;
+    s.consumer_registers = 160;
+  } else if (mask == MaskKind::kNone || kD == 96) {
+    s.turns = false;  // D96 555, in turns 535; D256 660, 653; D128 621, 617
+  }
+  if (mask == MaskKind::kNone && kD == 128 && lean) s.early = 4;  // 1K tokens: 549, without 534
   // What options load or draw for a tile of 128 keys would spill.
-  if (options.per_cell()) s.keys = 64;
+  if (options.per_cell() || (!lean && kDv > 128)) s.keys = 64;
   if (!s.fits(kD, kDv)) s.slots = 1;
   if (s.fits(kD, kDv)) return s;
+  if (lean) {  // one and a half key tiles of V: D192 691, with tiles of 64 keys 608
+    s.v_split = 2;
+    s.v_stages = 3;
+    if (s.fits(kD, kDv)) return s;
+    s.v_split = 1;
+    s.v_stages = 2;
+  }
   s.slots = 2;
   s.keys = 64;
   if (!s.fits(kD, kDv)) s.slots = 1;
   return s;
+}
+
+/// How many heads to work on together: enough that the longest row tiles hide the last ones' idle
+/// processors, and that K and V of all stay in L2. PERF: D128 causal, 256 heads of 1K: 404, 422, 437,
+/// 372 TFLOP/s for 1, 16, 64, 256 heads; 16 heads of 16K: 570, 612, 624 for 1, 4, 16.
+constexpr i32 forward_section(i32 heads, i32 group, i32 tiles_per_head, i64 kv_bytes_per_head) {
+  const i64 cached = (i64{32} << 20) / max_of(kv_bytes_per_head, i64{1}) * group;
+  const i64 filled = ceil_div(512, max_of(tiles_per_head, 1));
+  const i64 wanted = ceil_div(max_of(cached, filled), i64{group}) * group;
+  return static_cast<i32>(clamp_to(wanted, i64{1}, i64{max_of(heads, 1)}));
 }
 
 /// What differs from call to call; passed by value.
@@ -62,7 +96,7 @@ struct ForwardArgs {
   i32 Dv;              // at most kDv, a multiple of 8
   i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads()
   i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
-  i32 section;         // heads whose K and V stay in L2 together
+  i32 section;         // forward_section()
   i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
   void* out;           // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
   float* lse;          // [b, h, l]
@@ -85,24 +119,34 @@ namespace jali::cuda {
 
 using namespace ptx;
 
+template <class M>
+constexpr MaskKind mask_kind() {
+  if (M::kRowsReadTables || M::kColsReadTables) return MaskKind::kHeavy;
+  return kIsNoMask<M> ? MaskKind::kNone : MaskKind::kLight;
+}
+
 /// T: BF16 or FP16. M: the mask.
 template <class T, i32 kD, i32 kDv, class M, ScoreOptions kOptions = ScoreOptions{},
-          ForwardShape kShape = forward_shape(kD, kDv, kOptions)>
+          MaskKind kMask = mask_kind<M>(),
+          ForwardShape kShape = forward_shape(kD, kDv, kOptions, kMask)>
 struct Forward {
   static constexpr i32 kRows = kShape.rows(), kKeys = kShape.keys;
   static constexpr i32 kSlots = kShape.slots, kStages = kShape.stages;
+  static constexpr i32 kVSplit = kShape.v_split, kVStages = kShape.v_stages;
   static constexpr i32 kConsumers = kShape.warpgroups;
   static constexpr i32 kParts = ceil_div(kD, 64), kPartsV = ceil_div(kDv, 64);
   static constexpr i32 kRowBytes = 128;  // of 64 columns
   static constexpr i32 kQBytes = kRows * kParts * kRowBytes, kKBytes = kKeys * kParts * kRowBytes,
-                       kVBytes = kKeys * kPartsV * kRowBytes;
+                       kVBytes = kKeys / kVSplit * kPartsV * kRowBytes;
   static constexpr i32 kQ = 0, kK = kQ + kSlots * kQBytes, kV = kK + kStages * kKBytes;
-  static constexpr i32 kBarriers = kV + kStages * kVBytes;
+  static constexpr i32 kBarriers = kV + kVStages * kVBytes;
   static constexpr i32 kNotes = kBarriers + 192, kTiles = kNotes + 128;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kKeys % 64 == 0 && kStages <= 4 && kSlots <= 2);
   static_assert(kTiles + 4 * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
+
+  static constexpr i32 kEarly = kShape.early;
 
   // What the loader notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
@@ -173,20 +217,26 @@ struct Forward {
     u32 num_notes = 0, num_k = 0, num_v = 0;  // key tiles announced, whose K / V went out
 
     /// 64 columns at a time from the token, batch entry and head of note n.
-    template <i32 kCopies>
-    JALI_DEVICE void load(u32 n, const TensorMap& map, u32 to, u32 full, u32 empty) {
-      barrier_wait(empty, (n / kStages & 1) ^ 1);
-      barrier_expect(full, kCopies * kKeys * kRowBytes);
+    template <i32 kCopies, i32 kCopyKeys>
+    JALI_DEVICE void load(u32 n, i32 skip, const TensorMap& map, u32 to, u32 full, u32 empty,
+                          u32 parity) {
+      barrier_wait(empty, parity ^ 1);
+      barrier_expect(full, kCopies * kCopyKeys * kRowBytes);
       i32 note, token, b, h;
       load_shared(sm.note(n), note, token, b, h);
+      token += skip;
 #pragma unroll
       for (i32 c = 0; c < kCopies; ++c) {
-        load_box(to + c * kKeys * kRowBytes, map, full, 64 * c, token, h, b);
+        load_box(to + c * kCopyKeys * kRowBytes, map, full, 64 * c, token, h, b);
       }
     }
     JALI_DEVICE void load_v() {
-      const u32 stage = num_v % kStages;
-      load<kPartsV>(num_v, map_v, sm.v(stage), sm.v_full(stage), sm.v_empty(stage));
+#pragma unroll
+      for (i32 i = 0; i < kVSplit; ++i) {
+        const u32 n = num_v * kVSplit + i, stage = n % kVStages;
+        load<kPartsV, kKeys / kVSplit>(num_v, i * (kKeys / kVSplit), map_v, sm.v(stage),
+                                       sm.v_full(stage), sm.v_empty(stage), n / kVStages & 1);
+      }
       ++num_v;
     }
     /// Announces a tile, then loads the one announced before: its K, and V of the one before that,
@@ -195,7 +245,8 @@ struct Forward {
       store_shared(sm.note(num_notes), note, token, b, h);
       if (num_notes > 0) {
         const u32 stage = num_k % kStages;
-        load<kParts>(num_k, map_k, sm.k(stage), sm.k_full(stage), sm.k_empty(stage));
+        load<kParts, kKeys>(num_k, 0, map_k, sm.k(stage), sm.k_full(stage), sm.k_empty(stage),
+                            num_k / kStages & 1);
         if (num_k > 0) load_v();
         ++num_k;
       }
@@ -343,18 +394,30 @@ struct Forward {
                                    k + t / 4 * (kKeys * kRowBytes / 16) + t % 4 * 2, t > 0);
       }
     }
-    JALI_DEVICE void multiply_pv(i32 stage) {
-      const u32 v = descriptor(sm.v(stage), kKeys * kRowBytes);
+    /// O += P V of key tile n, as soon as V is there.
+    JALI_DEVICE void multiply_pv(u32 n) {
+      constexpr i32 kSteps = kKeys / kVSplit / 16;
 #pragma unroll
-      for (i32 t = 0; t < kKeys / 16; ++t) {
-        Wgmma<T, kDv, true>::rs(o, p + 4 * t, v + t * (16 * kRowBytes / 16), 1);
+      for (i32 i = 0; i < kVSplit; ++i) {
+        const u32 at = n * kVSplit + i, stage = at % kVStages;
+        barrier_wait(sm.v_full(stage), at / kVStages & 1);
+        const u32 v = descriptor(sm.v(stage), kKeys / kVSplit * kRowBytes);
+        wgmma_fence();
+#pragma unroll
+        for (i32 t = 0; t < kSteps; ++t) {
+          Wgmma<T, kDv, true>::rs(o, p + 4 * (i * kSteps + t), v + t * (16 * kRowBytes / 16), 1);
+        }
       }
+      wgmma_commit();
     }
-    JALI_DEVICE void finish_pv(i32 stage) {
+    JALI_DEVICE void finish_pv(u32 n) {
       wgmma_wait<0>();
       tie(o);
       tie(p);
-      barrier_arrive_if(sm.v_empty(stage), lane == 0);
+#pragma unroll
+      for (i32 i = 0; i < kVSplit; ++i) {
+        barrier_arrive_if(sm.v_empty((n * kVSplit + i) % kVStages), lane == 0);
+      }
     }
     /// The tensor cores have read K, and Q for the last time if the next key tile needs another.
     JALI_DEVICE void free_k(i32 stage) {
@@ -395,8 +458,8 @@ struct Forward {
       auto visible = [&](i32 e, i32 key, const typename M::Col& col) {
         return (key < t.f.num_keys) & mask.visible(rows[e], col);
       };
-      if constexpr (M::kColsReadTables) {
-        // PERF: bits first, in a loop: unrolled, the loads take more registers than there are.
+      if constexpr (kMask == MaskKind::kHeavy) {
+        // Bits first, in a loop (nothing is in flight): unrolled, it takes too many registers.
 #pragma unroll
         for (i32 j0 = 0; j0 < kKeys / 8; j0 += 16) {
           u32 bits[2] = {0, 0};
@@ -498,11 +561,19 @@ struct Forward {
       }
     }
 
-    /// S to P, with the running state. Leaves O to be rescaled.
+    /// Takes the maxima of S into the state, and begins with the weights. PERF: ptxas mixes the
+    /// exponentials of the first row with the maxima of the second, which other units compute.
+    template <bool kOpens, bool kHides>
+    JALI_DEVICE void begin_weights(float (&total)[4]) {
+      tile::take_maximum<0, kOpens, kHides>(s, scale(), state, shift, rescale);
+      tile::exponentials<0, 0, kEarly>(s, scale(), shift, total);
+      tile::take_maximum<1, kOpens, kHides>(s, scale(), state, shift, rescale);
+    }
+    /// S to P. Leaves O to be rescaled.
     template <bool kOpens>
-    JALI_DEVICE void weigh() {
-      float total[4] = {0, 0, 0, 0};
-      tile::exponentials<0, kKeys / 8>(s, scale(), shift, total);
+    JALI_DEVICE void end_weights(float (&total)[4]) {
+      tile::exponentials<0, kEarly, kKeys / 8>(s, scale(), shift, total);
+      tile::exponentials<1, 0, kKeys / 8>(s, scale(), shift, total);
       tile::add_sums<kOpens>(state, rescale, total);
       drop();
       tile::to_operand<T>(s, p);
@@ -530,8 +601,9 @@ struct Forward {
       free_k(0);
       if (kOptions.adjusts()) adjust();
       if (note & kPartial) hide();
-      tile::take_maximum<true, true>(s, scale(), state, shift, rescale);
-      weigh<true>();
+      float total[4] = {0, 0, 0, 0};
+      begin_weights<true, true>(total);
+      end_weights<true>(total);
       clear_output();
       count = 1;
     }
@@ -541,10 +613,10 @@ struct Forward {
     /// PERF: both are templates, since a branch while WGMMAs are in flight costs 6 %.
     template <bool kOpens, bool kHides>
     JALI_DEVICE void step() {
-      const u32 v_stage = (count - 1) % kStages, v_parity = (count - 1) / kStages & 1;
       const u32 stage = count % kStages;
       note = next;
       wait_k();
+      next = read_note(count + 1);
       if (kOpens) begin_row_tile();
       const i32 slot = (opened - 1) % kSlots;
       if (kShape.turns) named_sync(1 + wg, 256);
@@ -554,28 +626,25 @@ struct Forward {
       wgmma_fence();
       multiply_qk(slot, stage);
       wgmma_commit();
-      barrier_wait(sm.v_full(v_stage), v_parity);
-      wgmma_fence();
-      multiply_pv(v_stage);
-      wgmma_commit();
+      multiply_pv(count - 1);
       if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
-      next = read_note(count + 1);
       draw();
       wgmma_wait<1>();
       tie(s);
       free_k(stage);
       // No P V beside work that needs P's registers.
-      constexpr bool kTight =
-          (kHides && (kDv > 192 || M::kColsReadTables)) || (kDv > 192 && kOptions.per_cell());
-      if (kTight) finish_pv(v_stage);
+      constexpr bool kTight = (kHides && (kDv > 192 || kMask == MaskKind::kHeavy)) ||
+                              (kDv > 192 && kOptions.per_cell());
+      if (kTight) finish_pv(count - 1);
       if (kTight && kOpens) close_row_tile(opened - 2, state);
       if (kOptions.adjusts()) adjust();
       if (kHides) hide();
       const tile::RowState before = state;
-      tile::take_maximum<kOpens, kHides || kOptions.adjusts()>(s, scale(), state, shift, rescale);
-      pin(shift[0] + shift[1], sm.base + kBarriers);
-      if (!kTight) finish_pv(v_stage);
-      weigh<kOpens>();
+      float total[4] = {0, 0, 0, 0};
+      begin_weights<kOpens, kHides || kOptions.adjusts()>(total);
+      if (kEarly > 0) pin(total[0] + total[1], sm.base + kBarriers);
+      if (!kTight) finish_pv(count - 1);
+      end_weights<kOpens>(total);
       if (kOpens) {
         if (!kTight) close_row_tile(opened - 2, before);
       } else {
@@ -592,13 +661,9 @@ struct Forward {
 
     /// The last P V.
     JALI_DEVICE void close() {
-      const u32 stage = (count - 1) % kStages;
-      barrier_wait(sm.v_full(stage), (count - 1) / kStages & 1);
       tie(p);
       tie(o);
-      wgmma_fence();
-      multiply_pv(stage);
-      wgmma_commit();
+      multiply_pv(count - 1);
       wgmma_wait<0>();
       tie(o);
       store(row_tile(), state);
@@ -637,8 +702,10 @@ struct Forward {
       }
       for (i32 n = 0; n < kStages; ++n) {
         barrier_init(sm.k_full(n), 1);
-        barrier_init(sm.v_full(n), 1);
         barrier_init(sm.k_empty(n), 4 * kConsumers);
+      }
+      for (i32 n = 0; n < kVStages; ++n) {
+        barrier_init(sm.v_full(n), 1);
         barrier_init(sm.v_empty(n), 4 * kConsumers);
       }
       barrier_init_fence();
