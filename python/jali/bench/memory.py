@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,12 @@ _HEADS, _DIM = 2, 64
 
 
 def peak_mib() -> float:
-    """Largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Largest resident memory of this program so far.
+
+    NOTE: ru_maxrss of a new process starts at its parent's.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def attention_step(who: str, length: int) -> dict[str, float]:
