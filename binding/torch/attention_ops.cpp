@@ -29,38 +29,41 @@ using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
       const std::optional<std::vector<Tensor>>&tables, const MaybeInts &scalars,                   \
       const MaybeInts &program, std::optional<double> scale, double softcap, double dropout_p,     \
       bool deterministic
-#define JALI_OPTIONS                                                                       \
-  make_options(bias, key_bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, q_offsets, \
+#define JALI_OPTIONS_SEEN(see)                                                                  \
+  make_options(see, bias, key_bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, q_offsets, \
                q_offset, seed, scale, softcap, dropout_p, deterministic)
-#define JALI_MASK make_mask(program, scalars, tables)
+#define JALI_MASK_SEEN(see) make_mask(see, program, scalars, tables)
+#define JALI_OPTIONS JALI_OPTIONS_SEEN(&view)
+#define JALI_MASK JALI_MASK_SEEN(&view)
 
 using MaybeInts = std::optional<std::vector<std::int64_t>>;
 
 // Empty lists may be given as None: that is cheaper to hand over.
-Mask make_mask(const MaybeInts& program, const MaybeInts& scalars,
+Mask make_mask(Viewer see, const MaybeInts& program, const MaybeInts& scalars,
                const std::optional<std::vector<Tensor>>& tables) {
   if (!program) return Mask();
   return Mask(*program, scalars.value_or(std::vector<std::int64_t>()),
-              tables ? views(*tables) : std::vector<TensorView>());
+              tables ? views(*tables, see) : std::vector<TensorView>());
 }
 
-AttentionOptions make_options(const MaybeTensor& bias, const MaybeTensor& key_bias,
+AttentionOptions make_options(Viewer see, const MaybeTensor& bias, const MaybeTensor& key_bias,
                               const MaybeTensor& alibi_slopes, const MaybeTensor& sinks,
                               const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
                               const MaybeTensor& q_offsets, std::optional<std::int64_t> q_offset,
                               const MaybeTensor& seed, std::optional<double> scale, double softcap,
                               double dropout_p, bool deterministic) {
+  auto seen = [&](const MaybeTensor& tensor) { return tensor ? see(*tensor) : TensorView(); };
   AttentionOptions options;
-  options.bias = view(bias);
-  options.key_bias = view(key_bias);
-  options.alibi_slopes = view(alibi_slopes);
-  options.sinks = view(sinks);
-  options.cu_seqlens_q = view(cu_seqlens_q);
-  options.cu_seqlens_k = view(cu_seqlens_k);
-  if (q_offsets) options.q_offset = view(q_offsets);
+  options.bias = seen(bias);
+  options.key_bias = seen(key_bias);
+  options.alibi_slopes = seen(alibi_slopes);
+  options.sinks = seen(sinks);
+  options.cu_seqlens_q = seen(cu_seqlens_q);
+  options.cu_seqlens_k = seen(cu_seqlens_k);
+  if (q_offsets) options.q_offset = seen(q_offsets);
   if (q_offset) options.q_offset = *q_offset;
   if (seed) {
-    TensorView number = view(*seed);
+    TensorView number = see(*seed);
     if (number.dtype != DType::kI64 || number.num_elements() != 1) {
       throw Error(Error::Kind::kType, "seed must be an int or an int64 tensor of one element");
     }
@@ -201,6 +204,28 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
       cut(dq, width_of(q)), cut(dk, width_of(k)), cut(dv, width_of(v)), dbias, dkey_bias, dsinks};
 }
 
+// Of each module: name, compiler's log, bytes, whether it was compiled now, each ended by a zero. Texts
+// travel as their bytes.
+std::vector<std::int64_t> prebuild(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   JALI_OPTIONS_PARAMETERS, bool backward,
+                                   std::vector<std::int64_t> arch) {
+  check_ranks(q, v, cu_seqlens_q.has_value());
+  AttentionOptions options = JALI_OPTIONS_SEEN(&view_as_if_on_gpu);
+  if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(width_of(q)));
+  const std::vector<BuiltModule> built = jali::prebuild(
+      view_suited_to_gpu(q), view_suited_to_gpu(k), view_suited_to_gpu(v),
+      JALI_MASK_SEEN(&view_as_if_on_gpu), options, backward, {arch.begin(), arch.end()});
+  std::vector<std::int64_t> text;
+  for (const BuiltModule& module : built) {
+    for (const std::string& field : {module.name, module.log, std::to_string(module.bytes),
+                                     std::string(module.compiled ? "1" : "0")}) {
+      text.insert(text.end(), field.begin(), field.end());
+      text.push_back(0);
+    }
+  }
+  return text;
+}
+
 // (out, lse, dq, dk, dv, dbias, dkey_bias, dsinks), fp64; gradients are [0] without dout.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_truth(
     const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& dout,
@@ -243,6 +268,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
       "dlse, " JALI_OPTIONS_SCHEMA
       ") -> (Tensor out, Tensor lse, Tensor dq, Tensor dk, Tensor dv, Tensor dbias, "
       "Tensor dkey_bias, Tensor dsinks)");
+  m.def("prebuild(Tensor q, Tensor k, Tensor v, " JALI_OPTIONS_SCHEMA
+        ", *, bool backward, int[] arch) -> int[]");
+}
+
+// Reads no memory: tensors may be anywhere.
+STABLE_TORCH_LIBRARY_IMPL(jali, CompositeExplicitAutograd, m) {
+  m.impl("prebuild", JALI_KERNEL(prebuild));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(jali, CPU, m) {

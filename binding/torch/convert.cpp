@@ -47,10 +47,25 @@ Tensor empty_strided(const std::vector<std::int64_t>& shape,
   return Tensor(handle);
 }
 
+TensorView view_without_place(const Tensor& tensor) {
+  TensorView result;
+  auto shape = tensor.sizes();
+  auto strides = tensor.strides();
+  if (shape.size() > TensorView::kMaxRank) {
+    throw Error(Error::Kind::kValue,
+                "jali takes tensors of at most 5 dims, got " + std::to_string(shape.size()));
+  }
+  result.dtype = dtype_of(tensor.scalar_type());
+  result.rank = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), result.shape);
+  std::copy(strides.begin(), strides.end(), result.stride);
+  return result;
+}
+
 }  // namespace
 
 TensorView view(const Tensor& tensor) {
-  TensorView result;
+  TensorView result = view_without_place(tensor);
   if (tensor.is_cuda()) {
     result.device = DeviceType::kCUDA;
     result.device_index = tensor.get_device_index();
@@ -59,26 +74,24 @@ TensorView view(const Tensor& tensor) {
                 "jali takes tensors on the CPU and on NVIDIA GPUs; move them there with .cpu() or "
                 ".cuda()");
   }
-  auto shape = tensor.sizes();
-  auto strides = tensor.strides();
-  if (shape.size() > TensorView::kMaxRank) {
-    throw Error(Error::Kind::kValue,
-                "jali takes tensors of at most 5 dims, got " + std::to_string(shape.size()));
-  }
   result.data = tensor.data_ptr();
-  result.dtype = dtype_of(tensor.scalar_type());
-  result.rank = static_cast<int>(shape.size());
-  std::copy(shape.begin(), shape.end(), result.shape);
-  std::copy(strides.begin(), strides.end(), result.stride);
   return result;
 }
 
 TensorView view(const MaybeTensor& tensor) { return tensor ? view(*tensor) : TensorView(); }
 
-std::vector<TensorView> views(const std::vector<Tensor>& tensors) {
+TensorView view_as_if_on_gpu(const Tensor& tensor) {
+  constexpr std::uintptr_t kAligned = 4096;
+  TensorView result = view_without_place(tensor);
+  result.device = DeviceType::kCUDA;
+  result.data = reinterpret_cast<void*>(kAligned);
+  return result;
+}
+
+std::vector<TensorView> views(const std::vector<Tensor>& tensors, Viewer see) {
   std::vector<TensorView> result;
   result.reserve(tensors.size());
-  for (const Tensor& tensor : tensors) result.push_back(view(tensor));
+  for (const Tensor& tensor : tensors) result.push_back(see(tensor));
   return result;
 }
 

@@ -20,7 +20,13 @@ using MaybeTensor = std::optional<Tensor>;
 /// A view of the tensor's memory. Throws kUnsupported for devices other than CPUs and NVIDIA GPUs.
 TensorView view(const Tensor& tensor);
 TensorView view(const MaybeTensor& tensor);
-std::vector<TensorView> views(const std::vector<Tensor>& tensors);
+/// A view that says of a tensor, wherever it is (meta too), that it is on the first GPU; its address
+/// must not be read.
+TensorView view_as_if_on_gpu(const Tensor& tensor);
+
+/// One of the functions above.
+using Viewer = TensorView (*)(const Tensor& tensor);
+std::vector<TensorView> views(const std::vector<Tensor>& tensors, Viewer see = view);
 
 /// A new tensor, contiguous, on the CPU or where `like` is.
 Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype,

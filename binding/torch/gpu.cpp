@@ -42,6 +42,17 @@ void* GpuCall::allocate(void* call, std::size_t bytes) {
   return self.memory_.back().mutable_data_ptr();
 }
 
+TensorView view_suited_to_gpu(const Tensor& tensor) {
+  TensorView view = view_as_if_on_gpu(tensor);
+  std::int64_t stride = 1;
+  for (int d = view.rank; d-- > 0;) {
+    if (d == view.rank - 1) view.shape[d] = (view.shape[d] + kElements - 1) / kElements * kElements;
+    view.stride[d] = stride;
+    stride *= view.shape[d] > 0 ? view.shape[d] : 1;
+  }
+  return view;
+}
+
 Tensor suited_to_gpu(const Tensor& tensor) {
   const std::int64_t last = tensor.dim() - 1, width = tensor.size(last);
   if (width % kElements != 0) {

@@ -21,6 +21,9 @@ class GpuCall {
   std::vector<Tensor> memory_;
 };
 
+/// What suited_to_gpu would make of such a tensor, as view_as_if_on_gpu says it.
+TensorView view_suited_to_gpu(const Tensor& tensor);
+
 /// The tensor itself where its address and strides are multiples of 16 bytes and its last dim one of
 /// 8 elements; else a contiguous copy, its last dim padded with zeros.
 Tensor suited_to_gpu(const Tensor& tensor);

@@ -152,7 +152,8 @@ std::vector<std::string> leaf_names();
 /// For people and tools, lines of fields separated by tabs. Every mask leaf, "leaf <name>", followed
 /// by its parameters, "field <name> <dims> <doc>".
 std::string describe_leaves();
-/// "isa <name>" in use, "backend <name>" of each, "variable <name> <value> <values> <doc>" of each
+/// "isa <name>" in use, "backend <name>" of each, what these find on the machine ("gpu <text>",
+/// "driver", "compiler", "cache"), "variable <name> <value> <values> <doc>" of each
 /// JALI_* environment variable.
 std::string describe_library();
 
@@ -239,11 +240,18 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
                         const TensorView& dlse, const Mask& mask, const AttentionOptions& options,
                         const AttentionGrads& grads);
 
+/// What prebuild compiled, or found in the cache: one or more kernels.
+struct BuiltModule {
+  std::string name;        // the variant, its dtype, dims and options, and the mask's type
+  std::string log;         // the compiler's: registers, stack and spills of every kernel
+  std::int64_t bytes = 0;  // of machine code and log
+  bool compiled = false;   // now; else it was in the cache
+};
 /// Compiles the GPU kernels that attention_forward (and, with `backward`, attention_backward) would
 /// use for such a call into the cache on disk; needs no GPU. The views tell dtypes, shapes and
 /// strides; they and the mask's tables must say DeviceType::kCUDA, and no memory is read. arch: e.g.
-/// "sm_90a". Returns the kernels, one line each.
-std::vector<std::string> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
+/// "sm_90a".
+std::vector<BuiltModule> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
                                   const Mask& mask, const AttentionOptions& options, bool backward,
                                   const std::string& arch);
 

@@ -8,6 +8,7 @@ specification in dense PyTorch.
 
 from . import masks, reference
 from ._call import Plan
+from ._prebuild import BuiltKernel, prebuild
 from .attention import attention, attention_varlen, merge_lse, plan
 from .explain import Explanation, explain
 from .masks import *  # noqa: F403
@@ -15,6 +16,7 @@ from .masks import __all__ as _masks
 
 __version__ = "0.1.0"
 __all__ = [
+    "BuiltKernel",
     "Explanation",
     "Plan",
     "attention",
@@ -23,6 +25,7 @@ __all__ = [
     "masks",
     "merge_lse",
     "plan",
+    "prebuild",
     "reference",
     *_masks,
 ]

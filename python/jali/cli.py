@@ -1,10 +1,8 @@
-"""The command line: info, list, why."""
+"""The command line: info, list, why, prebuild."""
 
 from __future__ import annotations
 
-import ast
 import platform
-import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,34 +10,38 @@ import torch
 
 import jali
 
-from . import _library
+from . import _library, _prebuild_command
+from ._words import dtypes_of, mask_of, numbers_of, split
 
-USAGE = """\
-python -m jali info                versions, library, instruction set, threads, JALI_* variables
+USAGE = f"""\
+python -m jali info                versions, library, instruction set, GPUs, driver, compiler, cache
+                                   of GPU kernels, JALI_* variables
 python -m jali list                mask leaves with their fields, mask classes, backends
 python -m jali why 'MASK [N=V..]'  which backend and tiles a problem gets, and what is skipped
     MASK: causal, window(n), prefix(n), document(n) (n documents of equal length), dilated(n) or
           any mask of jali.masks, with & | ~
     N:    B H Hkv L Lq Lk D Dv dtype, e.g. why 'causal & document(12) L=8192 D=64 dtype=bfloat16'
-"""
-
-_SIZES = re.compile(r"(?:^|(?<=\s))(B|H|Hkv|L|Lq|Lk|D|Dv|dtype)=(\w+)(?=\s|$)")
+python -m {_prebuild_command.USAGE}"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"info": _info, "list": _list, "why": _why}
+    commands: dict[str, Callable[[list[str]], int | None]] = {
+        "info": _info,
+        "list": _list,
+        "why": _why,
+        "prebuild": _prebuild_command.run,
+    }
     if not words or words[0] not in commands:
         asked_help = bool(words) and words[0] in ("help", "-h", "--help")
         print(USAGE, end="", file=sys.stdout if asked_help else sys.stderr)
         return 0 if asked_help else 2
     try:
-        commands[words[0]](words[1:])
+        return commands[words[0]](words[1:]) or 0
     except (ValueError, TypeError, NotImplementedError) as error:
         print(f"jali {words[0]}: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def _describe(what: str) -> list[list[str]]:
@@ -82,64 +84,20 @@ def _list(_: list[str]) -> None:
 
 
 def _why(words: list[str]) -> None:
-    text = " ".join(words)
+    text, given = split(" ".join(words))
     sizes = {"B": 1, "H": 8, "L": 4096, "D": 64}
-    dtype = torch.float32
-    for name, value in _SIZES.findall(text):
-        if name == "dtype":
-            dtype = getattr(torch, value, None)
-            if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"dtype={value}: no such torch dtype")
-        elif value.isdigit():
-            sizes[name] = int(value)
-        else:
-            raise ValueError(f"{name}={value}: expected a number")
-    text = _SIZES.sub("", text).strip()
+    for name in given.keys() - {"dtype"}:
+        [sizes[name]] = numbers_of(given, name, most=1)
+    dtypes = dtypes_of(given) or [torch.float32]
+    if len(dtypes) > 1:
+        raise ValueError(f"dtype={','.join(given['dtype'])}: expected one dtype")
     Lq, Lk = sizes.get("Lq", sizes["L"]), sizes.get("Lk", sizes["L"])
     Hkv, Dv = sizes.get("Hkv", sizes["H"]), sizes.get("Dv", sizes["D"])
-    mask = parse_mask(text, Lk) if text else None
+    mask = mask_of(text, Lk)
     # Nothing is computed: expanded scalars stand for tensors of any size.
-    one = torch.zeros((), dtype=dtype)
+    one = torch.zeros((), dtype=dtypes[0])
     q = one.expand(sizes["B"], sizes["H"], Lq, sizes["D"])
     k = one.expand(sizes["B"], Hkv, Lk, sizes["D"])
     v = one.expand(sizes["B"], Hkv, Lk, Dv)
     print(f"mask {mask!r}")
     print(jali.explain(q, k, v, mask))
-
-
-def parse_mask(text: str, num_keys: int) -> jali.Mask:
-    """A mask from text such as "causal & (window(256) | prefix(4))" or "CausalMask(0)"."""
-
-    def document(count: int = 8) -> jali.Mask:
-        return jali.DocumentMask(torch.arange(num_keys) * count // max(num_keys, 1))
-
-    makers: dict[str, Callable[..., jali.Mask]] = {
-        "causal": jali.CausalMask,
-        "window": lambda n=256: jali.WindowMask.last(n),
-        "prefix": lambda n=4: jali.PrefixMask(n),
-        "dilated": lambda n=2: jali.DilatedMask(n),
-        "document": document,
-        **{name: getattr(jali.masks, name) for name in jali.masks.__all__ if "Mask" in name},
-    }
-
-    def evaluate(node: ast.AST) -> jali.Mask:
-        match node:
-            case ast.BinOp(left, ast.BitAnd(), right):
-                return evaluate(left) & evaluate(right)
-            case ast.BinOp(left, ast.BitOr(), right):
-                return evaluate(left) | evaluate(right)
-            case ast.UnaryOp(ast.Invert(), operand):
-                return ~evaluate(operand)
-            case ast.Name(name) if name in makers:
-                return makers[name]()
-            case ast.Call(ast.Name(name), given, named) if name in makers:
-                values = [ast.literal_eval(x) for x in given]
-                options = {x.arg: ast.literal_eval(x.value) for x in named if x.arg}
-                return makers[name](*values, **options)
-        raise ValueError(f"{ast.unparse(node)!r} is no mask; known are: {', '.join(makers)}")
-
-    try:
-        tree = ast.parse(text, mode="eval")
-    except SyntaxError as error:
-        raise ValueError(f"{text!r} is no expression: {error.msg}") from None
-    return evaluate(tree.body)

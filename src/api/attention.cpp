@@ -70,15 +70,15 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
                 call.output_view("dout", dout, Dv), call.lse_view("dlse", dlse), views);
 }
 
-std::vector<std::string> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
+std::vector<BuiltModule> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
                                   const Mask& mask, const AttentionOptions& options, bool backward,
                                   const std::string& arch) {
   const CheckedProblem call(q, k, v, mask, options);
-  std::vector<std::string> made;
+  std::vector<BuiltModule> made;
   for (const Backend* backend : all_backends()) {
     if (backend->device() != call.problem().device) continue;
-    for (std::string& line : backend->prebuild(call.problem(), backward, arch)) {
-      made.push_back(std::move(line));
+    for (BuiltModule& module : backend->prebuild(call.problem(), backward, arch)) {
+      made.push_back(std::move(module));
     }
   }
   return made;

@@ -25,6 +25,7 @@ std::string describe_library() {
   std::ostringstream text;
   text << "isa\t" << isa_name(current_isa()) << "\n";
   for (const Backend* backend : all_backends()) text << "backend\t" << backend->name() << "\n";
+  for (const Backend* backend : all_backends()) text << backend->describe();
   for (const EnvVariable& variable : env_variables()) {
     text << "variable\t" << variable.name << "\t" << env(variable.name) << "\t" << variable.values
          << "\t" << variable.doc << "\n";

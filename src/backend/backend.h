@@ -113,11 +113,14 @@ class Backend {
                         const BackwardViews& grads) const = 0;
 
   /// Compiles for `arch` what such a problem would run, if the backend compiles at run time, with or
-  /// without what a backward pass needs. Reads no memory. Returns what was made, one line each.
-  virtual std::vector<std::string> prebuild(const AttentionProblem&, bool /*backward*/,
+  /// without what a backward pass needs. Reads no memory.
+  virtual std::vector<BuiltModule> prebuild(const AttentionProblem&, bool /*backward*/,
                                             const std::string& /*arch*/) const {
     return {};
   }
+
+  /// What it finds on this machine: lines "<kind>\t<text>".
+  virtual std::string describe() const { return {}; }
 };
 
 /// All backends of this library.

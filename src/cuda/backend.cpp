@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "cuda/describe.h"
 #include "cuda/variant.h"
 #include "variant_list.h"
 
@@ -57,6 +58,7 @@ JALI_FOR_EACH_fwd_VARIANT(JALI_DECLARE)
    public:
     const char* name() const override { return "cuda"; }
     DeviceType device() const override { return DeviceType::kCUDA; }
+    std::string describe() const override { return cuda::describe(); }
 
     Fit fits(const AttentionProblem& problem) const override {
       Fit fit;
@@ -92,7 +94,7 @@ JALI_FOR_EACH_fwd_VARIANT(JALI_DECLARE)
       choice.best->run(call, out, lse, dout, dlse, grads);
     }
 
-    std::vector<std::string> prebuild(const AttentionProblem& problem, bool backward,
+    std::vector<BuiltModule> prebuild(const AttentionProblem& problem, bool backward,
                                       const std::string& arch) const override {
       DeviceInfo device;
       device.name = arch;
@@ -108,11 +110,13 @@ JALI_FOR_EACH_fwd_VARIANT(JALI_DECLARE)
         texts.push_back(choice.best->text(problem));
       }
       if (mask.stored_bytes() > 0) texts.push_back(summarize_text());
-      std::vector<std::string> made;
+      std::vector<BuiltModule> made;
       for (const KernelText& text : texts) {
         const Source source = source_of(text, mask);
-        made.push_back(source.name + ": " + std::to_string(find_cubin(source, arch).size()) +
-                       " bytes");
+        const Found found = find_or_compile(source, arch);
+        made.push_back({source.name, found.log,
+                        static_cast<std::int64_t>(found.cubin.size() + found.log.size()),
+                        found.now});
       }
       return made;
     }

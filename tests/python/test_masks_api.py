@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from jali._mask import CallContext, DerivedMask, leaf_kind, mask_class
-from jali.cli import parse_mask
+from jali._words import parse_mask
 from torch import Tensor
 
 B, H, LQ, LK = 2, 4, 7, 11

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kFormat = "jali-cubin-1 ";
+constexpr const char* kFormat = "jali-cubin-2 ";
 constexpr auto kStale = std::chrono::hours(1);  // a temporary file this old has lost its writer
 
 std::mutex problem_mutex;
@@ -85,9 +85,8 @@ std::string DiskCache::root() {
   return home && *home ? std::string(home) + "/.cache/jali" : "";
 }
 
-const DiskCache& DiskCache::of_compiler(const std::string& version) {
-  static const DiskCache cache(root().empty() ? "" : root() + "/" + version, limit_bytes());
-  return cache;
+DiskCache DiskCache::of_compiler(const std::string& version) {
+  return DiskCache(root().empty() ? "" : root() + "/" + version, limit_bytes());
 }
 
 std::vector<DiskCache> DiskCache::all() {

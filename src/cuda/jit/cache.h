@@ -23,7 +23,7 @@ class DiskCache {
   /// JALI_CACHE, else $XDG_CACHE_HOME/jali, else ~/.cache/jali; empty when there is no home.
   static std::string root();
   /// The cache of one compiler version, a folder below root(); JALI_CACHE_LIMIT in MB bounds it.
-  static const DiskCache& of_compiler(const std::string& version);
+  static DiskCache of_compiler(const std::string& version);
   /// Those of every compiler version that has one.
   static std::vector<DiskCache> all();
 

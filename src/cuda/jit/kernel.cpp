@@ -38,6 +38,13 @@ std::string key_of(const Source& source, const std::string& arch) {
   return sha256(all);
 }
 
+// An entry of the cache: the log, a zero, the cubin.
+std::string entry_of(const Compiled& compiled) { return compiled.log + '\0' + compiled.cubin; }
+Found from_entry(const std::string& entry, bool now) {
+  const std::size_t end = entry.find('\0');
+  return {{entry.substr(end + 1), entry.substr(0, end)}, now};
+}
+
 bool is_offline() {
   const std::string value = env("JALI_OFFLINE");
   return !value.empty() && value != "0";
@@ -78,20 +85,25 @@ class OnceTable {
 
 }  // namespace
 
-std::string find_cubin(const Source& source, const std::string& arch) {
+Found find_or_compile(const Source& source, const std::string& arch) {
   const std::string key = key_of(source, arch);
   if (is_offline()) {
     for (const DiskCache& cache : DiskCache::all()) {
-      if (std::optional<std::string> entry = cache.find(key)) return *entry;
+      if (std::optional<std::string> entry = cache.find(key)) return from_entry(*entry, false);
     }
     unsupported("kernel ", source.name, " for ", arch, " is not in ", DiskCache::root(),
                 " and JALI_OFFLINE forbids compiling; unset it, or fill the cache with "
                 "'jali prebuild'");
   }
   const Nvrtc& nvrtc = Nvrtc::get();
-  const DiskCache& cache = DiskCache::of_compiler("nvrtc-" + std::to_string(nvrtc.major()) + "." +
-                                                  std::to_string(nvrtc.minor()));
-  return cache.find_or_make(key, [&] { return nvrtc.compile(source, arch).cubin; });
+  const DiskCache cache = DiskCache::of_compiler("nvrtc-" + std::to_string(nvrtc.major()) + "." +
+                                                 std::to_string(nvrtc.minor()));
+  bool now = false;
+  const std::string entry = cache.find_or_make(key, [&] {
+    now = true;
+    return entry_of(nvrtc.compile(source, arch));
+  });
+  return from_entry(entry, now);
 }
 
 const Kernel& find_kernel(const std::string& key, const char* name, int device, int shared_bytes,
@@ -107,7 +119,7 @@ const Kernel& find_kernel(const std::string& key, const char* name, int device, 
     const DeviceGuard guard(device);
     Library* const library = libraries.get(arch + '\0' + key, [&] {
       Library* loaded = nullptr;
-      const std::string cubin = find_cubin(make_source(), arch);
+      const std::string cubin = find_or_compile(make_source(), arch).cubin;
       d.check(d.library_load(&loaded, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
               "loading a kernel");
       return loaded;

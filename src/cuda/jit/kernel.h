@@ -15,10 +15,13 @@ struct Kernel {
   int local_bytes = 0;  // spills and stack, a thread
 };
 
-/// The cubin of a source, from the disk cache or compiled. The key covers the text, the whole source
-/// pack, the options, the compiler's version and the architecture. Throws with JALI_OFFLINE set when
-/// it is not in the cache.
-std::string find_cubin(const Source& source, const std::string& arch);
+struct Found : Compiled {
+  bool now = false;  // compiled by this call; else it was in the cache
+};
+/// A source from the disk cache, or compiled. The key covers the text, the whole source pack, the
+/// options and the architecture; each compiler version has a folder of its own. Throws with
+/// JALI_OFFLINE set when it is not in the cache.
+Found find_or_compile(const Source& source, const std::string& arch);
 
 /// The kernel `name` of a source on a device, loaded once per process and device with room for
 /// `shared_bytes` of dynamic shared memory. `key` stands for the source, which is made only when the

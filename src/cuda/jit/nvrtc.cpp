@@ -92,7 +92,8 @@ const Nvrtc& Nvrtc::get() {
 std::string Nvrtc::describe() {
   try {
     const Nvrtc& n = get();
-    return std::to_string(n.major()) + "." + std::to_string(n.minor()) + " (" + n.path() + ")";
+    return "NVRTC " + std::to_string(n.major()) + "." + std::to_string(n.minor()) + " (" +
+           n.path() + ")";
   } catch (const Error& error) {
     return error.what();
   }
@@ -125,6 +126,7 @@ Compiled Nvrtc::compile(const Source& source, const std::string& arch) const {
   check(api_->log_size(program, &bytes), "nvrtcGetProgramLogSize");
   out.log.resize(bytes);
   check(api_->log(program, out.log.data()), "nvrtcGetProgramLog");
+  out.log.erase(out.log.find_last_not_of('\0') + 1);
   if (result != 0) {
     api_->destroy(&program);
     fail(Error::Kind::kUnsupported, "compiling ", source.name, " for ", arch, " failed (",

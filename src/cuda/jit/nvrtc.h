@@ -22,7 +22,7 @@ class Nvrtc {
  public:
   /// The opened compiler; throws jali::Error when none is found, naming where it was looked for.
   static const Nvrtc& get();
-  /// "13.0", or why there is no compiler.
+  /// "NVRTC 13.0 (<path>)", or why there is no compiler.
   static std::string describe();
 
   int major() const { return major_; }

@@ -77,7 +77,7 @@ TEST(a_damaged_entry_is_made_anew) {
   const Folder folder;
   const DiskCache cache(folder.path, 1 << 20);
   cache.find_or_make("key", [] { return std::string("good"); });
-  for (const char* damage : {"", "short", "jali-cubin-1 0000\nbad"}) {
+  for (const char* damage : {"", "short", "jali-cubin-2 0000\nbad"}) {
     std::ofstream(folder.path + "/key.cubin", std::ios::trunc) << damage;
     CHECK(!cache.find("key").has_value());
     CHECK(cache.find_or_make("key", [] { return std::string("again"); }) == "again");
