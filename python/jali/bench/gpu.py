@@ -67,8 +67,9 @@ class Problem:
         return self.B * self.Hq * cells * per_cell
 
     def calls(self) -> int:
-        """How often to call it in one measurement: about 10 ms."""
-        return max(2, min(64, int(10e-3 * 400e12 / self.flops(self.L**2, False))))
+        """How often to call it in one measurement: about 30 ms, so that the card's power limit is
+        felt by each as when it runs alone."""
+        return max(8, min(128, int(30e-3 * 500e12 / self.flops(self.L**2, False))))
 
 
 def forward_call(attention: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Call:
