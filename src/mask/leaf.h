@@ -14,6 +14,8 @@
 //   Tile classify(frame, RowBlock, ColBlock)   O(1); kPartial when unsure, never wrongly else
 //   Span key_span(frame, RowBlock)         the keys that these rows can reach at all
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
+//   kLight = true                          optional: visible() is a few comparisons of registers, so
+//                                          that GPU kernels can afford larger tiles
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
 // and defines merge(RowBlock, RowBlock) / merge(ColBlock, ColBlock); the plan then stores one block
 // per 64 rows/keys. Host, CPU kernels and GPU kernels compile this same text.

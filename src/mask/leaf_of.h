@@ -82,6 +82,10 @@ class LeafOf final : public LeafNode {
     functions_.fill(&leaf_, f, i0, i1, j0, j1, bits, stride);
   }
   std::string device_type() const override { return "leaf::" + camel_case(L::kName); }
+  bool device_light() const override {
+    if constexpr (requires { L::kLight; }) return L::kLight;
+    return false;
+  }
   std::string device_definition() const override {
     return std::string("#include \"mask/leaf/") + L::kName + ".h\"\n";
   }

@@ -15,8 +15,7 @@ i32 rounded(i32 dim) { return ceil_div(dim, 32) * 32; }
 MaskKind kind_of(const BoundMask& mask) {
   if (mask.trivial()) return MaskKind::kNone;
   for (const auto& leaf : mask.leaves()) {
-    const std::string name = leaf->name();
-    if (name != "causal" && name != "window" && name != "prefix") return MaskKind::kHeavy;
+    if (!leaf->device_light()) return MaskKind::kHeavy;
   }
   return MaskKind::kLight;
 }

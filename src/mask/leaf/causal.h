@@ -9,6 +9,7 @@ namespace jali::leaf {
 struct Causal {
   static constexpr const char* kName = "causal";
   static constexpr bool kRowsReadTables = false, kColsReadTables = false;
+  static constexpr bool kLight = true;
   Scalar offset;
 
   template <class V>

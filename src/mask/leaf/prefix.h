@@ -9,6 +9,7 @@ namespace jali::leaf {
 struct Prefix {
   static constexpr const char* kName = "prefix";
   static constexpr bool kRowsReadTables = false, kColsReadTables = false;
+  static constexpr bool kLight = true;
   Scalar length;
 
   template <class V>

@@ -9,6 +9,7 @@ namespace jali::leaf {
 struct Window {
   static constexpr const char* kName = "window";
   static constexpr bool kRowsReadTables = false, kColsReadTables = false;
+  static constexpr bool kLight = true;
   Scalar left, right, offset;
 
   template <class V>
