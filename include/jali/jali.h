@@ -160,6 +160,9 @@ std::string describe_library();
 /// Folders to look for NVIDIA's run-time compiler (libnvrtc) in, beside the loader's own: its wheels
 /// put it into site-packages/nvidia/*/lib. To be called before the first call on a GPU.
 void add_library_folders(const std::vector<std::string>& folders);
+/// Folders of compiled GPU kernels that are looked into before anything is compiled, and never
+/// written: what prebuild left in the folder JALI_CACHE.
+void add_kernel_packs(const std::vector<std::string>& folders);
 
 /// The index space of a call, for everything that looks at a mask alone.
 struct Shape {

@@ -49,6 +49,10 @@ def _library_folders() -> list[str]:
 
 
 torch.ops.jali.add_library_folders(list("\n".join(_library_folders()).encode()))
+# Compiled GPU kernels that came with the package: see docs/hacking.md.
+_pack = Path(__file__).parent / "kernels"
+if _pack.is_dir():
+    torch.ops.jali.add_kernel_packs(list(str(_pack).encode()))
 
 _KINDS: dict[str, type[Exception]] = {
     "TypeError: ": TypeError,

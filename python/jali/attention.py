@@ -77,7 +77,8 @@ def attention(
 
     Raises:
         ValueError, TypeError: for shapes, dtypes, devices, strides or values that do not fit.
-        NotImplementedError: for CUDA tensors, second derivatives and vmap.
+        NotImplementedError: for what no kernel of the tensors' device serves, second derivatives
+            and vmap.
 
     Example:
         >>> q = k = v = torch.randn(1, 4, 1000, 64)

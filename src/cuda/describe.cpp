@@ -39,7 +39,7 @@ std::string describe_cache() {
   if (root.empty()) return "cache\toff: there is no home folder; set JALI_CACHE\n";
   int kernels = 0;
   std::int64_t bytes = 0;
-  for (const DiskCache& cache : DiskCache::all()) {
+  for (const DiskCache& cache : DiskCache::all(root)) {
     const auto [count, size] = cache.usage();
     kernels += count;
     bytes += size;

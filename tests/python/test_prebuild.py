@@ -215,7 +215,7 @@ def test_common_kernels() -> None:
 # What needs a process of its own.
 
 START = """
-import sys, torch, jali
+import torch, jali
 x = torch.empty(1, 1, 1, 64, dtype=torch.float16, device="meta")
 """
 MAKE = START + "print(*(k.compiled for k in jali.prebuild(x, x, x, backward=False)))"
@@ -250,3 +250,19 @@ def test_killed_while_compiling_and_then_offline(tmp_path: Path) -> None:
     offline = run(MAKE + "\nprint(open('/proc/self/maps').read())", tmp_path, JALI_OFFLINE="1")
     assert offline.stdout.startswith("False\n"), offline.stderr
     assert "libjali_torch" in offline.stdout and "libnvrtc" not in offline.stdout
+
+
+def test_a_pack_is_found_without_a_compiler(tmp_path: Path) -> None:
+    pack, empty = tmp_path / "pack", tmp_path / "empty"
+    assert run(MAKE, pack).stdout == "True\n"
+    before = files(pack)
+    use = MAKE.replace(
+        "import torch, jali",
+        f"""
+import torch, jali
+torch.ops.jali.add_kernel_packs(list({str(pack)!r}.encode()))
+""",
+    )
+    found = run(use + "\nprint(open('/proc/self/maps').read())", empty)
+    assert found.stdout.startswith("False\n"), found.stderr
+    assert "libnvrtc" not in found.stdout and not files(empty) and files(pack) == before

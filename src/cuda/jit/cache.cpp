@@ -89,10 +89,10 @@ DiskCache DiskCache::of_compiler(const std::string& version) {
   return DiskCache(root().empty() ? "" : root() + "/" + version, limit_bytes());
 }
 
-std::vector<DiskCache> DiskCache::all() {
+std::vector<DiskCache> DiskCache::all(const std::string& root) {
   std::vector<DiskCache> caches;
   std::error_code error;
-  for (const auto& folder : fs::directory_iterator(root(), error)) {
+  for (const auto& folder : fs::directory_iterator(root, error)) {
     if (folder.is_directory(error)) caches.emplace_back(folder.path().string(), limit_bytes());
   }
   return caches;

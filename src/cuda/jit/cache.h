@@ -24,8 +24,8 @@ class DiskCache {
   static std::string root();
   /// The cache of one compiler version, a folder below root(); JALI_CACHE_LIMIT in MB bounds it.
   static DiskCache of_compiler(const std::string& version);
-  /// Those of every compiler version that has one.
-  static std::vector<DiskCache> all();
+  /// Those of every compiler version that has one below a root.
+  static std::vector<DiskCache> all(const std::string& root);
 
   const std::string& folder() const { return folder_; }
   /// The entry, or nothing where it is absent or damaged.

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "base/env.h"
 #include "base/error.h"
@@ -43,6 +44,16 @@ std::string entry_of(const Compiled& compiled) { return compiled.log + '\0' + co
 Found from_entry(const std::string& entry, bool now) {
   const std::size_t end = entry.find('\0');
   return {{entry.substr(end + 1), entry.substr(0, end)}, now};
+}
+
+std::mutex packs_mutex;
+std::vector<std::string>& all_packs() {
+  static std::vector<std::string> list;
+  return list;
+}
+std::vector<std::string> packs() {
+  const std::lock_guard<std::mutex> lock(packs_mutex);
+  return all_packs();
 }
 
 bool is_offline() {
@@ -87,10 +98,14 @@ class OnceTable {
 
 Found find_or_compile(const Source& source, const std::string& arch) {
   const std::string key = key_of(source, arch);
-  if (is_offline()) {
-    for (const DiskCache& cache : DiskCache::all()) {
+  std::vector<std::string> folders = packs();
+  if (is_offline()) folders.push_back(DiskCache::root());
+  for (const std::string& folder : folders) {
+    for (const DiskCache& cache : DiskCache::all(folder)) {
       if (std::optional<std::string> entry = cache.find(key)) return from_entry(*entry, false);
     }
+  }
+  if (is_offline()) {
     unsupported("kernel ", source.name, " for ", arch, " is not in ", DiskCache::root(),
                 " and JALI_OFFLINE forbids compiling; unset it, or fill the cache with "
                 "'jali prebuild'");
@@ -134,3 +149,12 @@ const Kernel& find_kernel(const std::string& key, const char* name, int device, 
 }
 
 }  // namespace jali::cuda
+
+namespace jali {
+
+void add_kernel_packs(const std::vector<std::string>& more) {
+  const std::lock_guard<std::mutex> lock(cuda::packs_mutex);
+  cuda::all_packs().insert(cuda::all_packs().end(), more.begin(), more.end());
+}
+
+}  // namespace jali
