@@ -104,7 +104,9 @@ std::vector<std::int64_t> bytes_of(const std::string& text) { return {text.begin
 // the text "backend source".
 std::tuple<std::vector<std::int64_t>, double, std::vector<std::int64_t>> explain(
     JALI_SHAPE_PARAMETERS, Tensor q, std::int64_t Dv) {
-  Explanation e = jali::explain(JALI_MASK, JALI_SHAPE, q.size(q.dim() - 1), Dv, view(q).dtype);
+  const TensorView like = view(q);
+  Explanation e = jali::explain(JALI_MASK, JALI_SHAPE, q.size(q.dim() - 1), Dv, like.dtype,
+                                like.device, like.device_index);
   return {{e.tile_rows, e.tile_keys, e.num_empty, e.num_partial, e.num_full, e.num_visible,
            e.plan_bytes},
           e.plan_seconds,

@@ -195,8 +195,9 @@ struct Explanation {
   std::int64_t plan_bytes = 0;
   double plan_seconds = 0;
 };
+/// `device`: whose backend is asked; the mask and the shape are on the CPU whatever it is.
 Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::int64_t Dv,
-                    DType dtype);
+                    DType dtype, DeviceType device = DeviceType::kCPU, int device_index = 0);
 
 /// Everything beside q, k, v and the mask. Absent views mean "off".
 struct AttentionOptions {

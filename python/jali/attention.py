@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _ops
+from . import _check, _ops
 from ._call import Plan, as_mask, prepare
 from ._convert import int_param, int_table
 from ._library import raise_as_python
@@ -216,10 +216,16 @@ def run(q: Tensor, k: Tensor, v: Tensor, given: _ops.Given) -> tuple[Tensor, Ten
     """Calls the operator; its errors become Python's."""
     if forward_ad._current_level >= 0:
         _no_tangents(q, k, v, *(given.get(n) for n in ("bias", "key_bias", "sinks")))
+    checked = _check.LEVEL and q.is_cuda and not torch.compiler.is_compiling()
+    if checked:
+        _check.check_values(q, k, given)
     try:
-        return _ops.attention(q, k, v, given)
+        out, lse = _ops.attention(q, k, v, given)
     except RuntimeError as error:
         raise_as_python(error)
+    if checked and _check.LEVEL == "cpu":
+        _check.check_results(q, k, v, given, out, lse)
+    return out, lse
 
 
 def _no_tangents(*inputs: Tensor | None) -> None:

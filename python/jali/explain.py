@@ -11,7 +11,7 @@ from torch import Tensor
 from ._call import as_mask, context
 from ._convert import int_table
 from ._library import raise_as_python
-from .tiles import shape_arguments
+from .tiles import on_cpu, shape_arguments
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,10 @@ def explain(
         per_sequence = torch.diff(cu_seqlens_q), torch.diff(cu_seqlens_k)
         lengths = tuple(int(x.max()) if x.numel() else 0 for x in per_sequence)  # type: ignore[assignment]
         cells = int((per_sequence[0].long() * per_sequence[1].long()).sum())
+    made = None if mask is None else as_mask(mask, ctx)
+    made, q_offset, cu_seqlens_q, cu_seqlens_k = on_cpu(made, q_offset, cu_seqlens_q, cu_seqlens_k)
     shape = shape_arguments(
-        None if mask is None else as_mask(mask, ctx),
+        made,
         ctx.B,
         ctx.Hq,
         ctx.Hkv,

@@ -49,7 +49,7 @@ def dense(
 ) -> Tensor:
     """See `Mask.dense`; tokens: see `shape_arguments`."""
     home = mask._device()
-    mask, q_offset, cu_seqlens_q, cu_seqlens_k = _on_cpu(mask, q_offset, cu_seqlens_q, cu_seqlens_k)
+    mask, q_offset, cu_seqlens_q, cu_seqlens_k = on_cpu(mask, q_offset, cu_seqlens_q, cu_seqlens_k)
     shape = shape_arguments(
         mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k, tokens
     )
@@ -75,7 +75,7 @@ def tiles(
     """See `Mask.tiles`."""
     rows, keys = block_size(tile, "tile")
     home = mask._device()
-    mask, q_offset, cu_seqlens_q, cu_seqlens_k = _on_cpu(mask, q_offset, cu_seqlens_q, cu_seqlens_k)
+    mask, q_offset, cu_seqlens_q, cu_seqlens_k = on_cpu(mask, q_offset, cu_seqlens_q, cu_seqlens_k)
     shape = shape_arguments(mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k)
     try:
         by_batch, by_head = _ops.mask_varies(*shape)
@@ -89,7 +89,7 @@ def tiles(
     return TileMap(classes, empty, partial, full, density)
 
 
-def _on_cpu(*arguments: Any) -> tuple[Any, ...]:
+def on_cpu(*arguments: Any) -> tuple[Any, ...]:
     """What looks at a mask runs on the CPU; tables on a GPU are copied."""
     return tuple(x.to("cpu") if isinstance(x, (Mask, Tensor)) else x for x in arguments)
 

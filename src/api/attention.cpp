@@ -85,7 +85,7 @@ std::vector<BuiltModule> prebuild(const TensorView& q, const TensorView& k, cons
 }
 
 Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::int64_t Dv,
-                    DType dtype) {
+                    DType dtype, DeviceType device, int device_index) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   BoundMask bound(mask, shape);
@@ -101,6 +101,8 @@ Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::i
   problem.Dv = static_cast<i32>(Dv);
   problem.varlen = shape.cu_seqlens_q.given();
   problem.mask = &bound;
+  problem.device = device;
+  problem.device_index = device_index;
   const Backend& backend = choose(problem);
   const TileShape tile = backend.forward_tile(problem);
 

@@ -174,3 +174,21 @@ def test_masks_are_inspected_where_they_are() -> None:
     assert cells.is_cuda
     assert torch.equal(cells.cpu(), mask.to("cpu").dense(1, 1, 500, 500))
     assert mask.tiles(1, 1, 500, 500).num_empty == mask.to("cpu").tiles(1, 1, 500, 500).num_empty
+
+
+def test_explain_tells_of_the_gpu() -> None:
+    q, k, v = inputs()
+    mask = jali.CausalMask() & jali.DocumentMask(documents())
+    said = jali.explain(q, k, v, mask)
+    assert said.backend == "cuda"
+    assert said.num_visible == 8 * int(mask.dense(1, 1, 500, 500).sum())
+
+
+def test_checks_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = inputs()
+    monkeypatch.setattr(jali._check, "LEVEL", "cpu")
+    jali.attention(q, k, v, jali.CausalMask() & jali.DocumentMask(documents()))
+    packed = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
+    cu = torch.tensor([0, 300, 200, 500], device="cuda", dtype=torch.int32)
+    with pytest.raises(ValueError, match="decreases"):
+        jali.attention_varlen(*packed, cu, cu)

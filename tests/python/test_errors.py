@@ -197,3 +197,21 @@ def test_unsupported_transforms_raise(order: str) -> None:
     else:
         with pytest.raises((NotImplementedError, RuntimeError), match=r"(?i)forward|jvp"):
             torch.func.jvp(lambda x: jali.attention(x, q[0], q[0]), (q[0],), (q[0],))
+
+
+def test_checks_of_gpu_calls_see_what_the_cpu_sees() -> None:
+    from jali import _check, _ops
+
+    q = torch.randn(30, 2, 8)
+    cu = torch.tensor([0, 20, 10, 30], dtype=torch.int32)
+    given = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    with pytest.raises(ValueError, match="decreases"):
+        _check.check_values(q, q, given)
+    fine = {"cu_seqlens_q": cu.sort()[0], "cu_seqlens_k": cu.sort()[0]}
+    _check.check_values(q, q, fine)
+    q = q.bfloat16()
+    out, lse = _ops.forward(q, q, q, **fine)
+    _check.check_results(q, q, q, fine, out, lse)
+    out[3, 1, 2] += 0.5
+    with pytest.raises(RuntimeError, match=r"out differs .* first at \[3, 1, 2\]"):
+        _check.check_results(q, q, q, fine, out, lse)
