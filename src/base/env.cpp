@@ -15,7 +15,8 @@ const std::vector<EnvVariable>& env_variables() {
       {"JALI_NVRTC", "path", "libnvrtc.so to compile GPU kernels with"},
       {"JALI_OFFLINE", "1", "never compile: a kernel that is not in the cache is an error"},
       {"JALI_CHECK", "values | cpu",
-       "calls on a GPU check the contents of tables, or also compare with the CPU: slow (read once)"},
+       "calls on a GPU check the contents of tables, or also compare with the CPU: slow (read "
+       "once)"},
       {"JALI_LIBRARY", "path", "libjali_torch.so to load instead of the installed one"},
   };
   return table;
