@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 PARTS = ("speed", "dtypes", "overhead", "memory", "plan", "flex")
-GPU_PARTS = ("dense", "masks", "flex", "memory")
+GPU_PARTS = ("dense", "masks", "flex", "memory", "pictures")
 
 
 def main() -> int:
@@ -50,6 +50,7 @@ def run_gpu(args: argparse.Namespace) -> None:
         "masks": lambda: gpu.sparse(report, rounds),
         "flex": lambda: gpu.flex(report, rounds),
         "memory": lambda: gpu.memory(report),
+        "pictures": lambda: gpu.pictures(report, rounds, args.out),
     }
     for name in args.only or GPU_PARTS:
         parts[name]()

@@ -8,6 +8,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +18,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import jali
 
+from ..demo.plot import Curve, curves_png
 from .report import Report, Result
 
 Call = Callable[[], object]
+
+
+def pictures(report: Report, rounds: int, folder: Path) -> None:
+    """Speed over length and time over density, as curves."""
+    length = over_length(report, rounds)
+    curves_png(folder / "gpu_length.png", length, "Forward speed by length",
+               "thousand tokens a sequence", "TFLOP/s")  # fmt: skip
+    density = over_density(report, rounds)
+    curves_png(folder / "gpu_density.png", density, "Time by density of random blocks",
+               "percent of the tiles", "time, dense = 1")  # fmt: skip
+    print(f"{folder}/gpu_length.png and gpu_density.png written")
 
 
 def interleaved(rivals: dict[str, Call], rounds: int, calls: int = 8) -> dict[str, float]:
@@ -288,6 +301,50 @@ def flex(report: Report, rounds: int) -> None:
             print(f"  {name:24}{section[6:]:9}{seconds['jali'] * 1e3:8.2f}"
                   f"{seconds['flex'] * 1e3:8.2f}{result.value:8.2f} {result.mark()}",
                   flush=True)  # fmt: skip
+
+
+def over_length(report: Report, rounds: int) -> list[Curve]:
+    """Forward speed over the length, 16K tokens in all, d128 H16."""
+    print("\nSpeed over the length, forward, d128 H16, 16K tokens in all; TFLOP/s")
+    lengths = [1024, 2048, 4096, 8192, 16384]
+    curves: dict[str, list[float]] = {}
+    for length in lengths:
+        problem = Problem(16384 // length, 16, 16, length, 128, 128)
+        for kind, causal in (("dense", False), ("causal", True)):
+            rivals = {
+                "jali": ours(jali.CausalMask() if causal else None),
+                "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION, causal),
+            }
+            cells = length * (length + 1) / 2 if causal else length**2
+            for name, seconds in measure(problem, rivals, rounds, False).items():
+                speed = problem.flops(cells, False) / seconds / 1e12
+                curves.setdefault(f"{name} {kind}", []).append(speed)
+                report.add(Result("length", f"{name} {kind} {length}", speed, "TFLOP/s"))
+        found = "  ".join(f"{name} {speeds[-1]:.0f}" for name, speeds in curves.items())
+        print(f"  {length:>6}  {found}", flush=True)
+    return [Curve(name, [n / 1024 for n in lengths], y) for name, y in curves.items()]
+
+
+def over_density(report: Report, rounds: int) -> list[Curve]:
+    """Time of random blocks over their share, against dense attention."""
+    print("\nTime over the density, random 128 x 128 blocks, d128 H16 16K; dense = 1")
+    problem = Problem(1, 16, 16, 16384, 128, 128)
+    shares = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0]
+    curves: dict[str, list[float]] = {"forward": [], "backward": []}
+    for share in shares:
+        mask = jali.BlockSparseMask(random_blocks(problem.L, share)).to("cuda")
+        for name, times in curves.items():
+            tensors = problem.tensors(name == "backward")
+            make = backward_call if name == "backward" else forward_call
+            with torch.set_grad_enabled(name == "backward"):
+                rivals = {"own": make(ours(mask), tensors), "dense": make(ours(None), tensors)}
+                seconds = interleaved(rivals, rounds, 8)
+            times.append(seconds["own"] / seconds["dense"])
+            report.add(Result("density", f"{name} {share:.0%}", times[-1], "x dense time"))
+        found = "  ".join(f"{name} {y[-1]:.3f}" for name, y in curves.items())
+        print(f"  {share:>5.0%}  {found}", flush=True)
+    percent = [100 * x for x in shares]
+    return [Curve("ideal", percent, shares), *(Curve(n, percent, y) for n, y in curves.items())]
 
 
 def memory(report: Report, length: int = 1 << 20) -> None:
