@@ -48,7 +48,7 @@ def dense(
     tokens: tuple[int, int] | None = None,
 ) -> Tensor:
     """See `Mask.dense`; tokens: see `shape_arguments`."""
-    home = mask._device()
+    home = _gpu_of(mask)
     mask, q_offset, cu_seqlens_q, cu_seqlens_k = on_cpu(mask, q_offset, cu_seqlens_q, cu_seqlens_k)
     shape = shape_arguments(
         mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k, tokens
@@ -74,7 +74,7 @@ def tiles(
 ) -> TileMap:
     """See `Mask.tiles`."""
     rows, keys = block_size(tile, "tile")
-    home = mask._device()
+    home = _gpu_of(mask)
     mask, q_offset, cu_seqlens_q, cu_seqlens_k = on_cpu(mask, q_offset, cu_seqlens_q, cu_seqlens_k)
     shape = shape_arguments(mask, B, H, num_kv_heads, Lq, Lk, q_offset, cu_seqlens_q, cu_seqlens_k)
     try:
@@ -91,7 +91,17 @@ def tiles(
 
 def on_cpu(*arguments: Any) -> tuple[Any, ...]:
     """What looks at a mask runs on the CPU; tables on a GPU are copied."""
-    return tuple(x.to("cpu") if isinstance(x, (Mask, Tensor)) else x for x in arguments)
+
+    def moved(x: Any) -> Any:
+        device = x._device() if isinstance(x, Mask) else getattr(x, "device", None)
+        return x.to("cpu") if device is not None and device.type == "cuda" else x
+
+    return tuple(moved(x) for x in arguments)
+
+
+def _gpu_of(mask: Mask) -> torch.device | None:
+    device = mask._device()
+    return device if device is not None and device.type == "cuda" else None
 
 
 def shape_arguments(
