@@ -157,7 +157,7 @@ def ci(arguments: list[str]) -> int:
     return status
 
 
-@command("[pytest arguments]", "tests/gpu with the Python that calls (its torch needs CUDA)")
+@command("[pytest arguments]", "tests/gpu with python3 (its torch needs CUDA, and pytest-xdist)")
 def gpu_test(arguments: list[str]) -> int:
     library = os.environ.get("JALI_LIBRARY", str(BUILD / "libjali_torch.so"))
     if not Path(library).exists():
@@ -169,10 +169,13 @@ def gpu_test(arguments: list[str]) -> int:
     )
     if found.stdout.strip() != "True":
         fail(f"python3 has no torch that sees a GPU:\n{found.stdout}{found.stderr}")
-    if not list((ROOT / "tests" / "gpu").glob("**/test_*.py")):
-        fail("there are no GPU tests yet (tests/gpu): the GPU backend has not landed")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "JALI_LIBRARY": library}
-    return subprocess.call(["python3", "-m", "pytest", "tests/gpu", *arguments], cwd=ROOT, env=env)
+    env.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
+    # Compiling is most of the work: one worker a core.
+    workers = [] if any(a.startswith("-n") for a in arguments) else ["-n", str(os.cpu_count() or 1)]
+    paths = [] if any(Path(a.split("::")[0]).exists() for a in arguments) else ["tests/gpu"]
+    command = ["python3", "-m", "pytest", "-q", *workers, *paths, *arguments]
+    return subprocess.call(command, cwd=ROOT, env=env)
 
 
 class Tally:
