@@ -110,6 +110,13 @@ def prepare(
     return given
 
 
+def heads_first(layout: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """q, k, v in the layout of the operators, [B, heads, L, D]."""
+    if layout not in ("bhld", "blhd"):
+        raise ValueError(f'layout must be "bhld" or "blhd", got {layout!r}')
+    return tensors if layout == "bhld" else tuple(x.transpose(-2, -3) for x in tensors)
+
+
 def context(
     q: Tensor,
     k: Tensor,

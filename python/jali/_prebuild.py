@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ._call import prepare
+from ._call import heads_first, prepare
 from ._convert import int_table
 from ._library import raise_as_python
 
@@ -98,10 +98,7 @@ def prebuild(
         >>> q = k = v = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16, device="meta")
         >>> kernels = jali.prebuild(q, k, v, jali.CausalMask())  # doctest: +SKIP
     """
-    if layout == "blhd":
-        q, k, v = q.transpose(-2, -3), k.transpose(-2, -3), v.transpose(-2, -3)
-    elif layout != "bhld":
-        raise ValueError(f'layout must be "bhld" or "blhd", got {layout!r}')
+    q, k, v = heads_first(layout, q, k, v)
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         cu_seqlens_q = int_table(cu_seqlens_q, "prebuild", "cu_seqlens_q", 1)
         cu_seqlens_k = int_table(cu_seqlens_k, "prebuild", "cu_seqlens_k", 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _check, _ops
-from ._call import Plan, as_mask, prepare
+from ._call import Plan, as_mask, heads_first, prepare
 from ._convert import int_param, int_table
 from ._library import raise_as_python
 from ._mask import CallContext
@@ -84,10 +84,7 @@ def attention(
         >>> q = k = v = torch.randn(1, 4, 1000, 64)
         >>> out = jali.attention(q, k, v, jali.CausalMask() & jali.WindowMask.last(128))
     """
-    if layout == "blhd":
-        q, k, v = q.transpose(-2, -3), k.transpose(-2, -3), v.transpose(-2, -3)
-    elif layout != "bhld":
-        raise ValueError(f'layout must be "bhld" or "blhd", got {layout!r}')
+    q, k, v = heads_first(layout, q, k, v)
     given = prepare(
         q,
         k,

@@ -4,10 +4,9 @@ alone looks faster than it is."""
 
 from __future__ import annotations
 
-import random
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import jali
 
 from ..demo.plot import Curve, curves_png
+from . import timing
 from .report import Report, Result
 
 Call = Callable[[], object]
@@ -35,21 +35,18 @@ def pictures(report: Report, rounds: int, folder: Path) -> None:
     print(f"{folder}/gpu_length.png and gpu_density.png written")
 
 
-def interleaved(rivals: dict[str, Call], rounds: int, calls: int = 8) -> dict[str, float]:
-    """Median seconds of one call of each rival, by events on the device."""
-    order = random.Random(0)
-    times: dict[str, list[float]] = {name: [] for name in rivals}
-    for n in range(rounds + 1):
-        for name in order.sample(list(rivals), len(rivals)):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(calls):
-                rivals[name]()
-            end.record()
-            end.synchronize()
-            if n:  # the first round warms up
-                times[name].append(begin.elapsed_time(end) / calls / 1e3)
-    return {name: statistics.median(t) for name, t in times.items()}
+def by_events(function: Call, calls: int) -> float:
+    """Seconds of so many calls on the device."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        function()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+interleaved = partial(timing.interleaved, seconds=by_events)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,20 @@ import time
 from collections.abc import Callable, Mapping
 
 
+def by_wall_clock(function: Callable[[], object], calls: int) -> float:
+    """Seconds of so many calls."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return time.perf_counter() - begin
+
+
 def interleaved(
-    rivals: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1, warmups: int = 1
+    rivals: Mapping[str, Callable[[], object]],
+    rounds: int,
+    calls: int = 1,
+    warmups: int = 1,
+    seconds: Callable[[Callable[[], object], int], float] = by_wall_clock,
 ) -> dict[str, float]:
     """Median seconds of one call of each rival.
 
@@ -18,15 +30,13 @@ def interleaved(
         rounds: measured rounds; each runs every rival once, in random order.
         calls: calls per measurement, for functions too short for the clock.
         warmups: rounds before the first measured one.
+        seconds: measures so many calls of a function.
     """
     order = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in rivals}
     for n in range(warmups + rounds):
         for name in order.sample(list(rivals), len(rivals)):
-            function = rivals[name]
-            begin = time.perf_counter()
-            for _ in range(calls):
-                function()
+            taken = seconds(rivals[name], calls)
             if n >= warmups:
-                times[name].append((time.perf_counter() - begin) / calls)
+                times[name].append(taken / calls)
     return {name: statistics.median(t) for name, t in times.items()}
