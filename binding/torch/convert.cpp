@@ -107,7 +107,7 @@ Tensor empty_in_order(const std::vector<std::int64_t>& shape, ScalarType dtype,
                       const Tensor& like) {
   int rank = static_cast<int>(shape.size());
   auto given = like.strides();
-  // NOTE: python/jali/_fake.py repeats this; both must give the same strides.
+  // NOTE: _empty_in_order in python/jali/_ops.py repeats this; both must give the same strides.
   std::vector<int> order(rank);
   for (int d = 0; d < rank; ++d) order[d] = d;
   std::stable_sort(order.begin(), order.end() - 1,

@@ -13,12 +13,18 @@ using namespace jali::cuda;
 using Streaming = And<leaf::Causal, Or<leaf::Window, leaf::Prefix>>;
 using Documents = And<leaf::Causal, leaf::Document>;
 
+/// What the host finds for the masks of these tests.
+template <class M>
+constexpr MaskKind kKind = M::kColsReadTables ? MaskKind::kHeavy : MaskKind::kLight;
+template <>
+inline constexpr MaskKind kKind<NoMask> = MaskKind::kNone;
+
 #define FORWARD(name, T, D, Dv, M, ...)                                                        \
   constexpr ScoreOptions kOptions_##name{__VA_ARGS__};                                         \
   extern "C" __global__ void __launch_bounds__(                                                \
-      forward_shape(D, Dv, kOptions_##name, mask_kind<M>()).threads(), 1)                      \
+      forward_shape(D, Dv, kOptions_##name, kKind<M>).threads(), 1)                            \
       name(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k, \
            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ForwardArgs a,    \
            const __grid_constant__ M mask) {                                                   \
-    Forward<ptx::T, D, Dv, M, kOptions_##name>::run(q, k, v, a, mask);                         \
+    Forward<ptx::T, D, Dv, M, kOptions_##name, kKind<M>>::run(q, k, v, a, mask);               \
   }

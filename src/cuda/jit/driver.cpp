@@ -37,7 +37,6 @@ struct Opened {
     take(d.device_name, "cuDeviceGetName");
     take(d.device_attribute, "cuDeviceGetAttribute");
     take(d.context_current, "cuCtxGetCurrent");
-    take(d.context_set, "cuCtxSetCurrent");
     take(d.context_push, "cuCtxPushCurrent_v2");
     take(d.context_pop, "cuCtxPopCurrent_v2");
     take(d.primary_retain, "cuDevicePrimaryCtxRetain");
@@ -107,7 +106,6 @@ const DeviceInfo& device_info(int device) {
       d.check(d.device_attribute(&info.shared_bytes, kSharedOptin, n), "cuDeviceGetAttribute");
       infos.push_back(info);
     }
-    infos.reserve(1);
   }
   if (device < 0 || device >= static_cast<int>(infos.size())) {
     value_error("CUDA device ", device, " does not exist; there are ", infos.size());

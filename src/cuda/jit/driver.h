@@ -27,7 +27,6 @@ struct Driver {
   Result (*device_name)(char* name, int length, int device);
   Result (*device_attribute)(int* value, int attribute, int device);
   Result (*context_current)(Context** context);
-  Result (*context_set)(Context* context);
   Result (*context_push)(Context* context);
   Result (*context_pop)(Context** context);
   Result (*primary_retain)(Context** context, int device);

@@ -53,4 +53,15 @@ JALI_HD i32 sequence_of(const i32* cu, i32 B, i32 slot, i32 size) {
   return low;
 }
 
+#if defined(__CUDACC_RTC__)
+/// Work is handed out by a counter: [0] what was taken, [1] blocks done. One thread of each block says
+/// that it is done; the last one leaves the counter as it was found.
+__device__ __forceinline__ void leave(i32* counter) {
+  if (atomicAdd(counter + 1, 1) == static_cast<i32>(gridDim.x) - 1) {
+    counter[0] = 0;
+    counter[1] = 0;
+  }
+}
+#endif
+
 }  // namespace jali::cuda

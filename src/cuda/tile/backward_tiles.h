@@ -263,11 +263,7 @@ struct BackwardTiles {
     }
     if (lane == 0) {
       loader.finish();
-      // The last block to finish leaves the counter as it was found.
-      if (atomicAdd(a.counter + 1, 1) == static_cast<i32>(gridDim.x) - 1) {
-        a.counter[0] = 0;
-        a.counter[1] = 0;
-      }
+      cuda::leave(a.counter);
     }
   }
 

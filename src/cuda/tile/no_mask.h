@@ -21,9 +21,4 @@ struct NoMask {
   JALI_HD Span row_span(const Frame&, ColBlock) const { return everything(); }
 };
 
-template <class M>
-constexpr bool kIsNoMask = false;
-template <>
-inline constexpr bool kIsNoMask<NoMask> = true;
-
 }  // namespace jali::cuda

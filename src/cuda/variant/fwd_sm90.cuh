@@ -119,15 +119,8 @@ namespace jali::cuda {
 
 using namespace ptx;
 
-template <class M>
-constexpr MaskKind mask_kind() {
-  if (M::kRowsReadTables || M::kColsReadTables) return MaskKind::kHeavy;
-  return kIsNoMask<M> ? MaskKind::kNone : MaskKind::kLight;
-}
-
-/// T: BF16 or FP16. M: the mask.
-template <class T, i32 kD, i32 kDv, class M, ScoreOptions kOptions = ScoreOptions{},
-          MaskKind kMask = mask_kind<M>(),
+/// T: BF16 or FP16. M: the mask. kMask: what it asks, as the host says.
+template <class T, i32 kD, i32 kDv, class M, ScoreOptions kOptions, MaskKind kMask,
           ForwardShape kShape = forward_shape(kD, kDv, kOptions, kMask)>
 struct Forward {
   static constexpr i32 kRows = kShape.rows(), kKeys = kShape.keys;
@@ -342,11 +335,7 @@ struct Forward {
     }
     if (lane == 0) {
       loader.finish();
-      // The last block to finish leaves the counter as it was found.
-      if (atomicAdd(a.counter + 1, 1) == static_cast<i32>(gridDim.x) - 1) {
-        a.counter[0] = 0;
-        a.counter[1] = 0;
-      }
+      leave(a.counter);
     }
   }
 
