@@ -105,9 +105,10 @@ JALI_FOR_EACH_fwd_VARIANT(JALI_DECLARE)
       if (!forward.best) unsupported("no GPU kernel can run this forward: ", forward.fit.reason);
       texts.push_back(forward.best->text(problem));
       if (backward) {
-        const Choice<BackwardVariant> choice = choose_backward(problem, {}, device);
+        const BackwardViews none;  // gradients of biases are compiled for when they are asked for
+        const Choice<BackwardVariant> choice = choose_backward(problem, none, device);
         if (!choice.best) unsupported("no GPU kernel can run this backward: ", choice.fit.reason);
-        texts.push_back(choice.best->text(problem));
+        texts.push_back(choice.best->text(problem, none));
       }
       if (mask.stored_bytes() > 0) texts.push_back(summarize_text());
       std::vector<BuiltModule> made;

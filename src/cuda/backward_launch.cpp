@@ -1,5 +1,6 @@
 #include "cuda/backward_launch.h"
 
+#include "cuda/bias_gradients.h"
 #include "cuda/score_arguments.h"
 
 namespace jali::cuda {
@@ -10,6 +11,13 @@ constexpr int kSmallThreads = 256;  // of prepare and finish
 i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
 
 Strides strides_of(const HeadView& view) { return {view.stride_b, view.stride_h, view.stride_l}; }
+
+/// What the kernels are compiled for; they have no loads of pairs.
+ScoreOptions backward_options(const AttentionProblem& p) {
+  ScoreOptions options = score_options(p);
+  options.bias_pairs = false;
+  return options;
+}
 
 i32 tiles(const AttentionProblem& p, i64 tokens, i32 length, i32 size, i32 batches) {
   return static_cast<i32>(p.varlen ? num_slots(tokens, p.B, size)
@@ -25,18 +33,21 @@ i32 section(const AttentionProblem& p, i64 rows, i32 heads) {
 
 }  // namespace
 
-Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews&,
+Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& grads,
                              const DeviceInfo& device) const {
-  const ScoreOptions options = score_options(p);
   Fit fit;
   if (device.major != 9) {
     fit.reason = "the kernels for sm_90a need a Hopper GPU (H100, H200), this is " + device.name;
   } else if (!fits_dims(rounded(p.D), rounded(p.Dv))) {
     fit.reason = std::string(file()) + " takes other head dims, the largest 256";
-  } else if (options.adjusts() || options.sinks || options.dropout) {
-    fit.reason = std::string(file()) +
-                 " takes no softcap, bias, ALiBi, sinks, dropout and no scale below or at zero so "
-                 "far; on the CPU they have gradients";
+  } else if (!fits_options(rounded(p.D), rounded(p.Dv), backward_options(p),
+                           bias_gradients(p, grads))) {
+    fit.reason = std::string(file()) + " leaves such options to another kernel";
+  } else if (p.deterministic && !cells_in_order(p, grads)) {
+    fit.reason =
+        "a deterministic backward on a GPU cannot sum the gradient of a bias over rows and keys "
+        "that several sequences or KV heads share; expand the bias to [B, Hkv or Hq, Lq, Lk], or "
+        "call with deterministic=False";
   } else {
     fit.ok = true;
     fit.cost = cost();
@@ -44,13 +55,18 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews&,
   return fit;
 }
 
-KernelText BackwardSm90Launch::text(const AttentionProblem& p) const {
-  const std::string instance = std::string(kernel()) +
-                               (p.dtype == DType::kBF16 ? "<ptx::BF16, " : "<ptx::FP16, ") +
+KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardViews& grads) const {
+  const std::string type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16";
+  const ScoreOptions options = backward_options(p);
+  const BiasGradients wanted = bias_gradients(p, grads);
+  const std::string instance = std::string(kernel()) + "<" + type + ", " +
                                std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv)) +
-                               ", M, " + (p.deterministic ? "true>" : "false>");
+                               ", M, " + (p.deterministic ? "true" : "false") + ", " +
+                               text_of(options) + ", " + text_of(wanted) + ">";
   const std::string file = this->file();
-  return {instance, [instance, file] {
+  const bool finishes = wanted.per_tile() || wanted.rows || options.sinks;
+  const std::string sums = finishes ? bias_gradient_kernels(type) : "";
+  return {instance, [instance, file, sums] {
             return "#include \"cuda/variant/" + file + R"(.cuh"
 namespace jali::cuda {
 using Kernel = )" + instance +
@@ -67,8 +83,7 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
 extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ BackwardArgs a) {
   Kernel::Rows::finish(a);
 }
-}  // namespace jali::cuda
-)";
+)" + sums + "}  // namespace jali::cuda\n";
           }};
 }
 
@@ -95,7 +110,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.section = section(p, rows, a.heads);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
-  a.lse_factor = static_cast<float>(-1 / p.scale);
+  a.lse_factor = backward_options(p).adjusts() ? -kLog2E : static_cast<float>(-1 / p.scale);
+  a.scores = score_arguments(call);
   a.counter = call.counters(2);
   const i64 row_tiles = i64{a.row_tiles} * p.Hq;
   auto floats = [&](i64 count) {
@@ -122,11 +138,13 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.dk_strides = strides_of(grads.dk);
   a.dv_strides = strides_of(grads.dv);
 
-  const KernelText module = text(p);
+  const BiasGradientSums sums(call, grads, a);
+  const KernelText module = text(p, grads);
   const Kernel& main = call.kernel(module, "backward", tile.shared_bytes);
   const Kernel& prepare = call.kernel(module, "prepare", 0);
   const Kernel& finish = call.kernel(module, "finish", 0);
   void* const mask = call.mask_parameters();
+  sums.begin(module);
   if (row_tiles > 0) call.launch(prepare, row_tiles, kSmallThreads, 0, {&a});
   const i64 items = i64{a.heads} * a.key_tiles;
   if (items > 0) {
@@ -134,6 +152,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
                 {&q, &k, &v, &o, &a, mask});
   }
   if (row_tiles > 0) call.launch(finish, row_tiles, kSmallThreads, 0, {&a});
+  sums.finish(module);
 }
 
 }  // namespace jali::cuda

@@ -11,7 +11,7 @@ class BackwardSm90Launch : public BackwardVariant {
  public:
   Fit fits(const AttentionProblem& problem, const BackwardViews& grads,
            const DeviceInfo& device) const override;
-  KernelText text(const AttentionProblem& problem) const override;
+  KernelText text(const AttentionProblem& problem, const BackwardViews& grads) const override;
   void run(Call& call, const HeadView& out, const HeadView& lse, const HeadView& dout,
            const HeadView& dlse, const BackwardViews& grads) const override;
 
@@ -21,6 +21,9 @@ class BackwardSm90Launch : public BackwardVariant {
   virtual const char* file() const = 0;
   /// Of the kernel's head dims, multiples of 16.
   virtual bool fits_dims(i32 D, i32 Dv) const = 0;
+  /// Whether it also has the registers for these, at dims that fit.
+  virtual bool fits_options(i32 D, i32 Dv, const ScoreOptions& options,
+                            const BiasGradients& wanted) const = 0;
   virtual BackwardTile tile(i32 D, i32 Dv) const = 0;
   /// Relative to others that fit, too.
   virtual double cost() const = 0;

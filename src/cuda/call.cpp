@@ -30,6 +30,13 @@ void* Call::allocate(i64 bytes) {
   return reinterpret_cast<void*>(address);
 }
 
+void Call::clear(void* at, i64 bytes) const {
+  if (bytes == 0) return;
+  driver_.check(driver_.memset_async(reinterpret_cast<DevicePtr>(at), 0, bytes / 4,
+                                     static_cast<Stream*>(problem_.stream)),
+                "clearing a workspace");
+}
+
 const u64* Call::upload(u64 number) {
   void* const at = allocate(sizeof number);
   const DevicePtr address = reinterpret_cast<DevicePtr>(at);

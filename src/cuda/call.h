@@ -37,6 +37,8 @@ class Call {
 
   /// Device memory, aligned to 256, until the work of this call has run.
   void* allocate(i64 bytes);
+  /// Zeroes such memory on the stream; bytes: a multiple of 4.
+  void clear(void* at, i64 bytes) const;
   /// A number in device memory.
   const u64* upload(u64 number);
   /// `count` zeroed ints that kernels leave as they found them.

@@ -22,7 +22,7 @@ class BackwardVariant {
   virtual ~BackwardVariant() = default;
   virtual Fit fits(const AttentionProblem& problem, const BackwardViews& grads,
                    const DeviceInfo& device) const = 0;
-  virtual KernelText text(const AttentionProblem& problem) const = 0;
+  virtual KernelText text(const AttentionProblem& problem, const BackwardViews& grads) const = 0;
   virtual void run(Call& call, const HeadView& out, const HeadView& lse, const HeadView& dout,
                    const HeadView& dlse, const BackwardViews& grads) const = 0;
 };

@@ -1,7 +1,7 @@
 """Random expressions of masks on a GPU: output, LSE and all gradients by the accuracy rule.
 
-Every structure is compiled once and met with several tables, inputs and, without gradients,
-options. A failure prints the JSON of its case. JALI_FUZZ_SCALE=<factor> draws more structures.
+Every structure is compiled once and met with several tables, inputs and options. A failure prints
+the JSON of its case. JALI_FUZZ_SCALE=<factor> draws more structures.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def kinds(draw: st.DrawFn) -> Any:
     D, Dv = draw(st.sampled_from(DIMS))
     names = ["softcap", "bias", "key_bias", "alibi_slopes", "sinks", "dropout_p"]
     chosen = draw(st.sets(st.sampled_from(names), max_size=2))
-    # Options have no gradients on a GPU yet.
     options = sorted(chosen) if draw(st.integers(0, 3)) == 0 else []
     return {
         "D": D, "Dv": Dv, "dtype": draw(st.sampled_from(["bfloat16", "float16"])),
@@ -96,7 +95,7 @@ def attention(case: Any) -> None:
     accuracy.check_attention(
         mask, properties.torch.from_numpy(p.visible(meaning)), Hkv=p.Hkv, D=case["D"],
         Dv=case["Dv"], dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
-        options=options, device="cuda", grads=not case["options"],
+        options=options, device="cuda",
     )  # fmt: skip
 
 
@@ -106,7 +105,7 @@ def varlen(case: Any) -> None:
     accuracy.check_varlen(
         mask, p, meaning, D=case["D"], Dv=case["Dv"],
         dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
-        options=properties._options(case, p), device="cuda", grads=not case["options"],
+        options=properties._options(case, p), device="cuda",
     )  # fmt: skip
 
 

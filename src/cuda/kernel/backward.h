@@ -5,9 +5,14 @@
 // of keys at a time) writes dk and dv and adds to that sum; `finish` (grid as prepare) rounds it to
 // dq. Scratch, all fp32, `row_tiles · Hq` tiles, none of it has to be cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
+// The gradients of what was added to scores are sums of the scores' gradients. For a bias over keys
+// the main kernel sums the rows that see its key tile; for one over rows and keys it writes or adds
+// cells; those of a bias over rows alone, and of sinks, `prepare` knows. tile/backward_sums.h
+// finishes them.
 #pragma once
 
 #include "cuda/kernel/sequences.h"
+#include "cuda/tile/scores.h"
 
 namespace jali::cuda {
 
@@ -31,6 +36,41 @@ JALI_HD constexpr i64 offset(const Strides& s, i32 b, i32 h, i64 l) {
   return b * s.b + h * s.h + l * s.l;
 }
 
+/// How the gradient of a bias over rows and keys leaves the main kernel. kHalf, kFloat: every cell
+/// has one (sequence, query head), which stores it in that dtype (kHalf: q's). kAdd: several add.
+enum class CellGradient : u8 { kNone, kHalf, kFloat, kAdd };
+/// The gradients of biases that a kernel is compiled for.
+struct BiasGradients {
+  CellGradient cells = CellGradient::kNone;
+  bool keys = false;  // sums over rows
+  bool rows = false;  // sums over keys
+
+  /// Whether the main kernel has to do with it.
+  constexpr bool per_tile() const { return cells != CellGradient::kNone || keys; }
+};
+
+/// Whether the main kernel has anything to do with options and gradients of biases.
+constexpr bool in_main_kernel(const ScoreOptions& options, const BiasGradients& wanted) {
+  return options.adjusts() || options.dropout || wanted.per_tile();
+}
+
+/// Cells (b, h / head_div, i, j); stride 0 where they are shared. Only i < rows, j < keys are
+/// written.
+struct CellTable {
+  void* data = nullptr;                                        // kAdd: fp32
+  i64 stride_b = 0, stride_h = 0, stride_q = 0, stride_k = 0;  // elements
+  i32 head_div = 1;
+  i32 rows = 1, keys = 1;
+};
+
+/// Sums over (head, token): `head_div` query heads are summed together.
+struct TokenSums {
+  float* data = nullptr;  // [Hq / head_div][tokens], tokens = B · L or, packed, all
+  i64 tokens = 0;
+  i32 head_div = 1;
+  JALI_HD float* at(i32 h, i64 token) const { return data + h / head_div * tokens + token; }
+};
+
 /// What differs from call to call; passed by value.
 struct BackwardArgs {
   Sequences seq;
@@ -40,14 +80,19 @@ struct BackwardArgs {
   i32 heads = 0;      // B · Hkv; varlen: Hkv
   i32 section = 1;    // heads whose q and dout stay in L2 together
   float scale = 0, scale_log2 = 0;  // scale_log2 = scale · log2(e)
-  float lse_factor = 0;             // -1 / scale: from LSE to what raw scores start at
-  i32* counter = nullptr;           // [0] key tiles taken, [1] blocks done; zero before and after
-  i32* turns = nullptr;             // [row_tiles · Hq], deterministic only: prepare clears it
+  float lse_factor = 0;    // from LSE to neg_lse: -1 / scale, what raw scores start at; where
+                           // options adjust scores -log2(e), added to what they become
+  i32* counter = nullptr;  // [0] key tiles taken, [1] blocks done; zero before and after
+  i32* turns = nullptr;    // [row_tiles · Hq], deterministic only: prepare clears it
   float *neg_lse = nullptr, *neg_delta = nullptr, *dq_sum = nullptr;
   const void *out = nullptr, *dout = nullptr;   // [B, Hq, Lq, Dv]
   const float *lse = nullptr, *dlse = nullptr;  // [B, Hq, Lq]; dlse may be null
   void *dq = nullptr, *dk = nullptr, *dv = nullptr;
   Strides out_strides, dout_strides, lse_strides, dlse_strides, dq_strides, dk_strides, dv_strides;
+  ScoreArgs scores;
+  CellTable dbias;               // BiasGradients::cells
+  TokenSums key_sums, row_sums;  // ::keys, ::rows; head_div of row_sums is 1
+  float* sink_sums = nullptr;    // [Hq][row_tiles]; may be null
 };
 
 /// A tile of rows or keys: its sequence and its first row or key there. Where tokens are packed, the

@@ -85,4 +85,12 @@ JALI_DEVICE void pin(float x, u32 shared) {
       : "memory");
 }
 
+/// Keeps later loads behind the work that makes x, by a store under a condition that never holds.
+/// PERF: ptxas loads for a whole tile at once else, and spills.
+JALI_DEVICE void hold_loads(float x, void* anywhere) {
+  asm volatile("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7f800000;\n@p st.f32 [%1], %0;\n}" ::"f"(x),
+               "l"(anywhere)
+               : "memory");
+}
+
 }  // namespace jali::ptx

@@ -28,6 +28,14 @@ JALI_DEVICE void add_four_if(float* global, const float* x, bool condition) {
       "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(static_cast<i32>(condition))
       : "memory");
 }
+/// Adds a float to that at `global`, if `condition`.
+JALI_DEVICE void add_if(float* global, float x, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p red.relaxed.gpu.global.add.f32 [%0], %1;\n}" ::
+          "l"(global),
+      "f"(x), "r"(static_cast<i32>(condition))
+      : "memory");
+}
 /// Four 8 x 8 matrices of 16-bit pairs: lane 8 m + i gives the address of row i of matrix m; word m
 /// of a lane is row lane / 4, columns 2 (lane % 4) and the next of matrix m.
 JALI_DEVICE void store_matrices(u32 shared, const u32* w) {

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "cuda/kernel/backward.h"
-#include "cuda/ptx/math.h"
+#include "cuda/tile/backward_sums.h"
 
 namespace jali::tile {
 
-/// kRows: of a row tile; kD: columns of dq_sum (a multiple of 64); kDv: at least Dv.
-template <class T, i32 kRows, i32 kD, i32 kDv>
+/// kRows: of a row tile; kD: columns of dq_sum (a multiple of 64); kDv: at least Dv. kSinks: there
+/// are sinks. kRowBias: the gradient of a bias over rows alone is wanted.
+template <class T, i32 kRows, i32 kD, i32 kDv, bool kSinks, bool kRowBias>
 struct BackwardRows {
   static constexpr i32 kThreads = 256;
   using Args = cuda::BackwardArgs;
@@ -25,11 +26,19 @@ struct BackwardRows {
 
   /// -LSE as raw scores have it, -delta = dlse - sum(dout · out), and a clear sum of dq. A row that
   /// sees nothing, or that is none, gets weights of zero: exp2(-infinity).
+  ///
+  /// The sink of a row weighs exp(sink - LSE) and has no value: its gradient is that times -delta.
+  /// A number added to all scores of a row has the sum of theirs, sum(P (dP - delta)). Together with
+  /// the sink's that is dlse (more of all alike changes LSE alone): exp(sink - LSE) · delta + dlse.
   JALI_DEVICE static void prepare(const Args& a) {
     constexpr i32 kLanes = kDv <= 64 ? 8 : kDv <= 128 ? 16 : 32;  // of a row, 8 columns each
     const Tile at = tile(a);
     if (a.turns && threadIdx.x == 0) a.turns[at.number] = 0;
-    if (at.first >= at.f.num_rows) return;
+    float sink_sum = 0;
+    if (at.first >= at.f.num_rows) {
+      if (kSinks) write_sink_sum(a, at, sink_sum);
+      return;
+    }
     float4* sum = reinterpret_cast<float4*>(a.dq_sum + at.number * (kRows * kD));
 #pragma unroll
     for (i32 n = threadIdx.x; n < kRows * kD / 4; n += kThreads) sum[n] = make_float4(0, 0, 0, 0);
@@ -61,13 +70,32 @@ struct BackwardRows {
         float neg_lse = nothing;
         if (in) {
           const float lse = a.lse[cuda::offset(a.lse_strides, at.f.b, at.f.h, token)];
-          if (lse != -ptx::infinity()) neg_lse = lse * a.lse_factor;
-          if (a.dlse) delta -= a.dlse[cuda::offset(a.dlse_strides, at.f.b, at.f.h, token)];
+          const bool sees = lse != -ptx::infinity();
+          if (sees) neg_lse = lse * a.lse_factor;
+          const float dlse =
+              a.dlse ? a.dlse[cuda::offset(a.dlse_strides, at.f.b, at.f.h, token)] : 0;
+          if (a.dlse) delta -= dlse;
+          float sink = 0;  // its share of what the row sees, times delta
+          if constexpr (kSinks) {
+            if (sees) sink = ptx::exp2_fast((a.scores.sinks[at.f.h] - lse) * cuda::kLog2E) * delta;
+            sink_sum -= sink;
+          }
+          if constexpr (kRowBias) {
+            const i64 first = a.seq.varlen() ? i64{at.f.q_start} : i64{at.f.b} * a.seq.Lq;
+            *a.row_sums.at(at.f.h, first + row) = sees ? sink + dlse : 0;
+          }
         }
         a.neg_lse[at.number * kRows + r] = neg_lse;
         a.neg_delta[at.number * kRows + r] = neg_lse == nothing ? 0 : -delta;
       }
     }
+    if (kSinks) write_sink_sum(a, at, sink_sum);
+  }
+  /// The block's sum, in an order that never changes.
+  JALI_DEVICE static void write_sink_sum(const Args& a, const Tile& at, float x) {
+    if (!a.sink_sums) return;
+    const float sum = sum_of_block(x);
+    if (threadIdx.x == 0) a.sink_sums[at.number] = sum;
   }
 
   /// dq = scale · dq_sum. The sum lies as accumulators do: blocks of 64 x 64, each

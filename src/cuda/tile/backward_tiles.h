@@ -10,6 +10,7 @@
 #include "cuda/ptx/shared.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tile/backward_rows.h"
+#include "cuda/tile/backward_scores.h"
 #include "cuda/tile/no_mask.h"
 #include "cuda/tile/store.h"
 #include "mask/combine.h"
@@ -22,9 +23,10 @@ using cuda::Sequences;
 
 /// T: BF16 or FP16. kRows, kKeys: of a tile. kRestBytes: of the variant's own memory, after K, V and
 /// two stages of Q and dO (1024-aligned). M: the mask. kOrdered: the sums of dq are made in the order
-/// of the key tiles, so that they are the same every time. All matrices lie as [dim / 64][rows][64] under
-/// the 128-byte swizzle.
-template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, class M, bool kOrdered>
+/// of the key tiles, so that they are the same every time. kOptions: of the scores. kWanted:
+/// gradients of biases. All matrices lie as [dim / 64][rows][64] under the 128-byte swizzle.
+template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, class M, bool kOrdered,
+          cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted>
 struct BackwardTiles {
   static constexpr i32 kStages = 2;
   static constexpr i32 kConsumerWarps = 8;
@@ -39,7 +41,10 @@ struct BackwardTiles {
   static constexpr i32 kBarriers = kStats + 2 * kStages * kStatBytes;
   static constexpr i32 kNotes = kBarriers + 128;
   static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
-  using Rows = BackwardRows<T, kRows, kHalves * 64, kDv>;
+  using Rows = BackwardRows<T, kRows, kHalves * 64, kDv, kOptions.sinks, kWanted.rows>;
+  // PERF: as many as the registers hold beside dv.
+  static constexpr i32 kTogether = kOptions.bias != cuda::BiasType::kNone && kDv > 128 ? 1 : 4;
+  using Scores = BackwardScores<T, kRows, kOptions, kWanted, kTogether>;
 
   // What the loader says of a row tile:
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;  // the first of a key tile; no more
@@ -268,6 +273,17 @@ struct BackwardTiles {
   }
 
   // ---- steps of the consumers -----------------------------------------------------------------
+  /// What accumulators start at: the statistics of the rows; zeros where options come between.
+  template <bool kStatistics>
+  JALI_DEVICE static void start(float (&x)[kRows / 2], u32 shared) {
+    if constexpr (kStatistics) {
+      load_statistics(x, shared);
+    } else {
+      // PERF: not by the first MMA's leave: ptxas takes more registers then, and spills.
+#pragma unroll
+      for (i32 n = 0; n < kRows / 2; ++n) x[n] = 0;
+    }
+  }
   JALI_DEVICE static void load_statistics(float (&x)[kRows / 2], u32 shared) {
 #pragma unroll
     for (i32 j = 0; j < kRows / 8; ++j) {
@@ -295,6 +311,12 @@ struct BackwardTiles {
       Wgmma<T, kDim, true>::rs(d, w + 4 * t, x + t * (2048 / 16), 1);
     }
   }
+  /// Where a thread's cells are; `first`: the first of the warp's keys in the key tile.
+  JALI_DEVICE static CellPlace place(const Item& item, const Note& note, i32 first, i32 lane) {
+    CellPlace at{item.f, note.row + 2 * (lane & 3), item.key + first + lane / 4};
+    at.f.h = note.h;
+    return at;
+  }
   /// Cells of a partial tile that are not visible weigh nothing.
   /// `first`: the first of the warp's keys in the key tile.
   JALI_DEVICE static void hide(float (&s)[kRows / 2], const M& mask, const Item& item,
@@ -312,6 +334,35 @@ struct BackwardTiles {
         if (!(in0 & mask.visible(r, c0))) s[4 * j + x] = 0;
         if (!(in1 & mask.visible(r, c1))) s[4 * j + 2 + x] = 0;
       }
+    }
+  }
+  /// The same for block n of 8 rows; `cols`: of the thread's two keys.
+  JALI_DEVICE static void hide_block(float (&s)[kRows / 2], i32 n, const M& mask,
+                                     const CellPlace& at, const typename M::Col (&cols)[2]) {
+#pragma unroll
+    for (i32 x = 0; x < 2; ++x) {
+      const typename M::Row r = mask.row(at.f, at.row + 8 * n + x);
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        if (!(at.key + 8 * e < at.f.num_keys & mask.visible(r, cols[e]))) s[4 * n + 2 * e + x] = 0;
+      }
+    }
+  }
+  /// Products, or raw scores less LSE, to weights, where options are on. take(n, p, slopes) gets
+  /// them rounded, two words for each block n of 8 rows. PERF: block by block, so that fp32 weights
+  /// and what comes of them are not all there at once: they would not fit the registers.
+  template <bool kHides, class Take>
+  JALI_DEVICE static void weigh_blocks(float (&s)[kRows / 2], const BackwardArgs& a, const M& mask,
+                                       const CellPlace& at, u32 neg_lse, Take take) {
+    const Scores scores(a, at, neg_lse);
+    const typename M::Col cols[2] = {mask.col(at.f, at.key), mask.col(at.f, at.key + 8)};
+#pragma unroll
+    for (i32 n = 0; n < kRows / 8; ++n) {
+      u32 slopes[2];
+      scores.weigh(s, n, slopes);
+      if (kHides) hide_block(s, n, mask, at, cols);
+      const u32 p[2] = {T::pack(s[4 * n], s[4 * n + 1]), T::pack(s[4 * n + 2], s[4 * n + 3])};
+      take(n, p, slopes);
     }
   }
   /// A warp's 16 keys of dk or dv; `first` as above.

@@ -81,6 +81,11 @@ struct Scores {
     return f.b * t.stride_b + f.h / t.head_div * t.stride_h +
            clamp_to(i, 0, t.rows - 1) * t.stride_q;
   }
+  /// The bias of key j of the row that starts at `row`.
+  JALI_DEVICE float bias(i64 row, i32 j) const {
+    if constexpr (kOptions.bias == BiasType::kNone) return 0;
+    return load<kOptions.bias>(a.bias.data, row + min_of(j, a.bias.keys - 1) * a.bias.stride_k);
+  }
   /// Adds the bias of keys j and j + 1 of the row that starts at `row`; j is even.
   JALI_DEVICE void add_bias(i64 row, i32 j, float (&to)[2]) const {
     if constexpr (kOptions.bias == BiasType::kNone) return;
@@ -100,7 +105,7 @@ struct Scores {
     } else {
 #pragma unroll
       for (i32 x = 0; x < 2; ++x) {
-        to[x] += load<kOptions.bias>(t.data, row + min_of(j + x, t.keys - 1) * t.stride_k);
+        to[x] += bias(row, j + x);
       }
     }
   }

@@ -3,7 +3,8 @@
 // Speed     H200, bf16, the three kernels of a pass, TFLOP/s (cuDNN): D 128 H16 16K full 631 (521),
 //           causal 624 (498); 1K b16 465 (406), 346 (301). D 64 H32 16K 553 (438), 548 (405).
 // Serves    fp16, bf16; D and Dv any multiple of 8 (kD, kDv: of 16, at least those); GQA; varlen;
-//           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one.
+//           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one;
+//           options of the scores, but not all: backward_fits_options.
 // Tensors   q, dout [B, Hq, Lq, D | Dv] in boxes of {64, kRows, 1, 1}, k, v [B, Hkv, Lk, D | Dv] of
 //           {64, 128, 1, 1}, rank-4 maps (D, L or tokens, heads, B); the rest as BackwardArgs say.
 // Roles     warpgroup 0: warp 0 loads (persistent; takes key tiles from a counter, first ones first
@@ -30,6 +31,15 @@ namespace jali::cuda {
 JALI_HD constexpr bool backward_fits(i32 D, i32 Dv) {
   return D <= 128 && Dv <= 128 && (D > 64 || Dv <= 64);
 }
+/// PERF: what would spill is for bwd_sm90_wide.cuh: options with row tiles of 128, biases over rows
+/// and keys (their addresses), softcap (its slopes), too much at once.
+JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& options,
+                                             const BiasGradients& wanted) {
+  const i32 registers = (options.key_bias != BiasType::kNone) + options.alibi + options.dropout;
+  return !in_main_kernel(options, wanted) ||
+         ((D > 64 || Dv > 64) && options.bias == BiasType::kNone && !options.softcap &&
+          registers <= 2);
+}
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
   const bool narrow = D <= 64 && Dv <= 64;
   const i32 keys = 128, rows = narrow ? 128 : 64;
@@ -49,22 +59,26 @@ namespace jali::cuda {
 
 using namespace ptx;
 
-/// T: BF16 or FP16. M: the mask. kOrdered: deterministic.
-template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false>
+/// T: BF16 or FP16. M: the mask. kOrdered: deterministic. kWanted: gradients of biases.
+template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false,
+          ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{}>
 struct Backward {
   static constexpr BackwardTile kTile = backward_tile(kD, kDv);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kDsBytes = kRows * kKeys * 2;
   using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 2 * kDsBytes + kTile.dq_floats * 4, M,
-                                    kOrdered>;
+                                    kOrdered, kOptions, kWanted>;
   using Rows = typename Tiles::Rows;
+  using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
   using Notes = typename Tiles::Notes;
   using Item = typename Tiles::Item;
   static_assert(Tiles::kSharedBytes == kTile.shared_bytes);
   static_assert(backward_fits(kD, kDv), "dQ is 64 x 64 a warpgroup");
+  static_assert(backward_fits_options(kD, kDv, kOptions, kWanted));
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;
   static constexpr bool kSplitsRows = kRows == 128;  // dQ among the warpgroups
+  static constexpr bool kTight = Scores::kOn;        // P is rounded at once; dP not beside that
 
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 buffer) {
     return sm.rest() + buffer * kDsBytes;
@@ -93,8 +107,13 @@ struct Backward {
     float dk[kD / 2], dv[kDv / 2];
     float s[kRows / 2], dp[kRows / 2];
     u32 p[kRows / 4], ds[kRows / 4];
-    // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
-    JALI_DEVICE float (&dq())[32] { return reinterpret_cast<float (&)[32]>(s); }
+    u32 kept[kRows / 64];  // by dropout, a bit a cell
+    // PERF: dQ takes the registers of S by name; left to ptxas, it copies. With options those of
+    // dP, which are the last in use.
+    JALI_DEVICE float (&dq())[32] {
+      if constexpr (kTight) return reinterpret_cast<float (&)[32]>(dp);
+      return reinterpret_cast<float (&)[32]>(s);
+    }
 
     /// Waits for the next row tile's note; its Q comes later.
     JALI_DEVICE void next_note() {
@@ -133,6 +152,24 @@ struct Backward {
       }
     }
 
+    JALI_DEVICE tile::CellPlace place() {
+      return Tiles::place(notes->item[(items - 1) % 4], notes->note[steps % kStages], first_key,
+                          lane);
+    }
+    /// Draws the numbers of dropout for the row tile.
+    JALI_DEVICE void draw() {
+      if constexpr (kOptions.dropout) Scores::draw(kept, a.scores, place(), lane);
+    }
+    /// Products, or raw scores less LSE, to rounded weights.
+    template <bool kHides>
+    JALI_DEVICE void weigh_tight() {
+      Tiles::template weigh_blocks<kHides>(s, a, mask, place(),
+                                           sm.neg_lse(steps % kStages) + (lane & 3) * 8,
+                                           [&](i32 n, const u32(&words)[2], const u32(&)[2]) {
+                                             p[2 * n] = words[0];
+                                             p[2 * n + 1] = words[1];
+                                           });
+    }
     /// Raw scores less LSE to weights.
     template <bool kHides>
     JALI_DEVICE void weigh() {
@@ -152,6 +189,28 @@ struct Backward {
         ds[n] = T::pack(dp[2 * n], dp[2 * n + 1]);
         p[n] = T::pack(s[2 * n], s[2 * n + 1]);
       }
+    }
+    /// The same with options: dP, less delta unless dropout is on, and rounded P to dS.
+    JALI_DEVICE void differentiate_tight() {
+      const u32 neg_delta = sm.neg_delta(steps % kStages) + (lane & 3) * 8;
+#pragma unroll
+      for (i32 n = 0; n < kRows / 4; ++n) {
+        float low = dp[2 * n], high = dp[2 * n + 1];
+        if constexpr (kOptions.dropout) {
+          const u32 bits = kept[n / 16] >> n % 16 * 2;
+          float delta[2];
+          load_pair(neg_delta + n / 2 * 32, delta[0], delta[1]);
+          low = Scores::undrop(low, bits & 1, delta[0], a.scores);
+          high = Scores::undrop(high, bits & 2, delta[1], a.scores);
+        }
+        low *= T::value(static_cast<u16>(p[n]));
+        high *= T::value(static_cast<u16>(p[n] >> 16));
+        dp[2 * n] = low;
+        dp[2 * n + 1] = high;
+        ds[n] = T::pack(low, high);
+        if constexpr (kOptions.dropout) p[n] &= tile::kept_halves(kept[n / 16] >> n % 16 * 2);
+      }
+      if constexpr (kWanted.per_tile()) Scores::emit(dp, a, place(), lane);
     }
     JALI_DEVICE void share_ds(u32 buffer) {
 #pragma unroll
@@ -191,24 +250,40 @@ struct Backward {
       barrier_wait(sm.q_full(stage), parity);
       barrier_wait(sm.o_full(stage), parity);
       // PERF: accumulators start at the statistics, read before any MMA is in flight.
-      Tiles::load_statistics(s, sm.neg_lse(stage) + (lane & 3) * 8);
-      Tiles::load_statistics(dp, sm.neg_delta(stage) + (lane & 3) * 8);
-      tie(s);
-      tie(dp);
-      wgmma_fence();
-      Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
-      wgmma_commit();
-      Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
-      wgmma_commit();
-      wgmma_wait<1>();
-      tie(s);
-      weigh<kHides>();
+      Tiles::template start<!kOptions.adjusts()>(s, sm.neg_lse(stage) + (lane & 3) * 8);
+      if constexpr (!kTight) {
+        Tiles::load_statistics(dp, sm.neg_delta(stage) + (lane & 3) * 8);
+        tie(s);
+        tie(dp);
+        wgmma_fence();
+        Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
+        wgmma_commit();
+        Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
+        wgmma_commit();
+        wgmma_wait<1>();
+        tie(s);
+        weigh<kHides>();
+      } else {
+        tie(s);
+        wgmma_fence();
+        Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
+        wgmma_commit();
+        draw();
+        wgmma_wait<0>();
+        tie(s);
+        weigh_tight<kHides>();
+        Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage) + (lane & 3) * 8);
+        tie(dp);
+        wgmma_fence();
+        Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
+        wgmma_commit();
+      }
       wgmma_wait<0>();
       tie(dp);
       // PERF: not earlier, which would keep the warpgroups in step (-7 % at D 64); not later, since
       // ptxas would round P and dS behind it.
       barrier_wait(ds_empty(sm, buffer), buffer_parity ^ 1);
-      differentiate();
+      kTight ? differentiate_tight() : differentiate();
       share_ds(buffer);
       tie(p);
       tie(ds);
@@ -274,7 +349,8 @@ struct Backward {
       send_dq(buffer, true);
       // The loader is at most one item ahead: it leaves this one's slot alone.
       const Item& item = notes->item[(items - 1) % 4];
-      Tiles::store(dv, 1.0f, a.dv, a.dv_strides, a.Dv, item, first_key, lane);
+      Tiles::store(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
+                   item, first_key, lane);
       Tiles::store(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane);
       end_turn();
     }

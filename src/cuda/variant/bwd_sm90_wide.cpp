@@ -10,6 +10,9 @@ class BackwardSm90Wide final : public BackwardSm90Launch {
   const char* kernel() const override { return "BackwardWide"; }
   const char* file() const override { return "bwd_sm90_wide"; }
   bool fits_dims(i32 D, i32 Dv) const override { return backward_wide_fits(D, Dv); }
+  bool fits_options(i32, i32, const ScoreOptions&, const BiasGradients&) const override {
+    return true;
+  }
   BackwardTile tile(i32 D, i32 Dv) const override { return backward_wide_tile(D, Dv); }
   double cost() const override { return 2; }
 };

@@ -2,7 +2,7 @@
 //
 // Speed     H200, bf16, H8 16K, the three kernels of a pass, TFLOP/s (cuDNN): D 256 full 517 (344),
 //           causal 495 (364); D 192 causal 478 (303); 192/128 full 459 (297).
-// Serves    what bwd_sm90.cuh does, for the head dims that do not fit it.
+// Serves    what bwd_sm90.cuh does, for the head dims and the options that do not fit it.
 // Tensors   as there; boxes {64, 64, 1, 1} for all four.
 // Roles     warpgroup 0 loads, as there. Warpgroup 1, the value side, owns dv: S' = K Q', P, and
 //           dV += P' dO with P in registers. Warpgroup 2, the key side, owns dk: dP' = V dO', dS from
@@ -15,6 +15,10 @@
 //           key side (4). Nobody frees a buffer by a barrier: the value side writes P of step n + 2
 //           after it waited for dS of step n, made from P of step n; the key side writes dS of step
 //           n + 2 when it has P of that step, written after dQ of step n was multiplied.
+// Options   the value side adjusts scores and draws for dropout; where that drops a cell, the P
+//           that it hands over has its sign set. Softcap's slope goes with P, as a factor; where
+//           gradients of biases need P without it, by itself: then P and slopes have one buffer
+//           each, written in step n + 1 after the wait for dS of step n.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -41,19 +45,23 @@ namespace jali::cuda {
 
 using namespace ptx;
 
-/// T: BF16 or FP16. M: the mask. kOrdered: deterministic.
-template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false>
+/// T: BF16 or FP16. M: the mask. kOrdered: deterministic. kWanted: gradients of biases.
+template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false,
+          ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{}>
 struct BackwardWide {
   static constexpr BackwardTile kTile = backward_wide_tile(kD, kDv);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
-  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes, M, kOrdered>;
+  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes, M, kOrdered,
+                                    kOptions, kWanted>;
   using Rows = typename Tiles::Rows;
+  using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
   using Notes = typename Tiles::Notes;
   using Item = typename Tiles::Item;
   static_assert(Tiles::kSharedBytes == kTile.shared_bytes && kTile.shared_bytes <= 232448);
   static constexpr i32 kStages = Tiles::kStages;
+  static constexpr bool kSendsSlopes = kOptions.softcap && kWanted.per_tile();
 
   JALI_DEVICE static u32 p_buffer(const Shared& sm, u32 n) { return sm.rest() + n * kBufferBytes; }
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 n) { return p_buffer(sm, 2 + n); }
@@ -84,6 +92,7 @@ struct BackwardWide {
     float sum[kDim / 2];  // dk or dv
     float x[32];          // S or dP, then a block of dQ
     u32 w[16];            // dS or P
+    u32 kept[1];          // by dropout, a bit a cell
 
     /// Waits for the next row tile's note; its Q comes later.
     JALI_DEVICE void next_note() {
@@ -128,34 +137,93 @@ struct BackwardWide {
       for (i32 j = 0; j < 8; ++j) add_four_if(to + j * 128, x + 4 * j, due);
     }
 
+    JALI_DEVICE tile::CellPlace place() {
+      return Tiles::place(notes->item[(items - 1) % 4], notes->note[steps % kStages], warp * 16,
+                          lane);
+    }
+    /// Value side: draws the numbers of dropout for the row tile.
+    JALI_DEVICE void draw() {
+      if constexpr (kOptions.dropout) Scores::draw(kept, a.scores, place(), lane);
+    }
     JALI_DEVICE u32 p_words(u32 buffer) const {
-      return p_buffer(sm, buffer) + (warp * 32 + lane) * 16;
+      return p_buffer(sm, kSendsSlopes ? 0 : buffer) + (warp * 32 + lane) * 16;
+    }
+    JALI_DEVICE u32 slope_words() const { return p_words(0) + kBufferBytes; }
+    template <bool kHides>
+    JALI_DEVICE void weigh_with_options(u32 buffer) {
+      if (kSendsSlopes) barrier_wait(ds_full(sm, (steps + 1) % 2), (steps - 1) / 2 & 1);
+      u32 sent[4], sent_slopes[4];
+      Tiles::template weigh_blocks<kHides>(
+          x, a, mask, place(), sm.neg_lse(steps % kStages) + (lane & 3) * 8,
+          [&](i32 n, const u32(&p)[2], const u32(&slopes)[2]) {
+#pragma unroll
+            for (i32 e = 0; e < 2; ++e) {
+              u32& word = sent[n % 2 * 2 + e];
+              word = w[2 * n + e] = p[e];
+              if constexpr (kSendsSlopes) {
+                sent_slopes[n % 2 * 2 + e] = slopes[e];
+              } else if constexpr (kOptions.softcap) {
+                const i32 i = 4 * n + 2 * e;
+                word = T::pack(x[i] * FP16::value(static_cast<u16>(slopes[e])),
+                               x[i + 1] * FP16::value(static_cast<u16>(slopes[e] >> 16)));
+              }
+              if constexpr (kOptions.dropout) {
+                const u32 halves = tile::kept_halves(kept[0] >> (4 * n + 2 * e));
+                word |= ~halves & 0x80008000u;
+                w[2 * n + e] &= halves;
+              }
+            }
+            if (n % 2 == 0) return;
+            store_shared(p_words(buffer) + n / 2 * 2048, sent[0], sent[1], sent[2], sent[3]);
+            if constexpr (kSendsSlopes) {
+              store_shared(slope_words() + n / 2 * 2048, sent_slopes[0], sent_slopes[1],
+                           sent_slopes[2], sent_slopes[3]);
+            }
+          });
     }
     /// Value side: raw scores less LSE to weights, for both sides.
     template <bool kHides>
     JALI_DEVICE void weigh(u32 buffer) {
+      if constexpr (Scores::kOn) {
+        weigh_with_options<kHides>(buffer);
+      } else {
 #pragma unroll
-      for (i32 n = 0; n < 32; ++n) x[n] = exp2_fast(x[n] * a.scale_log2);
-      if (kHides) {
-        Tiles::hide(x, mask, notes->item[(items - 1) % 4], notes->note[steps % kStages], warp * 16,
-                    lane);
-      }
+        for (i32 n = 0; n < 32; ++n) x[n] = exp2_fast(x[n] * a.scale_log2);
+        if (kHides) {
+          Tiles::hide(x, mask, notes->item[(items - 1) % 4], notes->note[steps % kStages],
+                      warp * 16, lane);
+        }
 #pragma unroll
-      for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
+        for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
 #pragma unroll
-      for (i32 n = 0; n < 4; ++n) {
-        store_shared(p_words(buffer) + n * 2048, w[4 * n], w[4 * n + 1], w[4 * n + 2],
-                     w[4 * n + 3]);
+        for (i32 n = 0; n < 4; ++n) {
+          store_shared(p_words(buffer) + n * 2048, w[4 * n], w[4 * n + 1], w[4 * n + 2],
+                       w[4 * n + 3]);
+        }
       }
       __syncwarp();
       barrier_arrive_if(p_full(sm, buffer), lane == 0);
     }
     /// Key side: dP - delta and P to dS, for the tensor cores of both sides.
     JALI_DEVICE void differentiate(u32 buffer) {
+      if constexpr (kOptions.dropout) undrop();
 #pragma unroll
       for (i32 n = 0; n < 16; ++n) {
         const float low = T::value(static_cast<u16>(w[n])), high = T::value(w[n] >> 16);
         w[n] = T::pack(x[2 * n] * low, x[2 * n + 1] * high);
+        if constexpr (kWanted.per_tile()) {
+          x[2 * n] *= low;
+          x[2 * n + 1] *= high;
+        }
+      }
+      if constexpr (kSendsSlopes) {
+        u32 slopes[4];
+#pragma unroll
+        for (i32 n = 0; n < 16; ++n) {
+          if (n % 4 == 0) load_words(slope_words() + n / 4 * 2048, slopes);
+          w[n] = T::pack(x[2 * n] * FP16::value(static_cast<u16>(slopes[n % 4])),
+                         x[2 * n + 1] * FP16::value(static_cast<u16>(slopes[n % 4] >> 16)));
+        }
       }
       const i32 row = warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7);
       const u32 to = ds_buffer(sm, buffer) + row * 128 + ((lane >> 4 ^ (lane & 7)) << 4);
@@ -164,6 +232,23 @@ struct BackwardWide {
       fence_async();
       __syncwarp();
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
+      if constexpr (kWanted.per_tile()) Scores::emit(x, a, place(), lane);
+    }
+    /// Key side: dP to dP - delta, with dropout; P loses its signs.
+    JALI_DEVICE void undrop() {
+      const u32 neg_delta = sm.neg_delta(steps % kStages) + (lane & 3) * 8;
+#pragma unroll
+      for (i32 n = 0; n < 8; ++n) {
+        float delta[2];
+        load_pair(neg_delta + 32 * n, delta[0], delta[1]);
+#pragma unroll
+        for (i32 m = 0; m < 4; ++m) {
+          const bool kept = !(w[2 * n + m / 2] >> (m % 2 * 16 + 15) & 1);
+          x[4 * n + m] = Scores::undrop(x[4 * n + m], kept, delta[m % 2], a.scores);
+        }
+        w[2 * n] &= 0x7fff7fffu;
+        w[2 * n + 1] &= 0x7fff7fffu;
+      }
     }
 
     /// One row tile. kHides: it is partial. The first of a key tile multiplies a dQ as well, but
@@ -177,7 +262,8 @@ struct BackwardWide {
       const i32 this_number = number, this_turn = turn;
       barrier_wait(kKeySide ? sm.o_full(stage) : sm.q_full(stage), parity);
       const u32 statistics = kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage);
-      Tiles::load_statistics(x, statistics + (lane & 3) * 8);
+      constexpr bool kRaw = kKeySide ? !kOptions.dropout : !kOptions.adjusts();
+      Tiles::template start<kRaw>(x, statistics + (lane & 3) * 8);
       tie(x);
       wgmma_fence();
       if constexpr (kKeySide) {
@@ -192,6 +278,7 @@ struct BackwardWide {
       } else {
         Tiles::template multiply_dim<kD>(x, sm.k(), sm.q(stage));
         wgmma_commit();
+        draw();
         wgmma_wait<0>();
         tie(x);
         weigh<kHides>(buffer);
@@ -260,7 +347,8 @@ struct BackwardWide {
       if constexpr (kKeySide) {
         Tiles::store(sum, a.scale, a.dk, a.dk_strides, a.D, item, warp * 16, lane);
       } else {
-        Tiles::store(sum, 1.0f, a.dv, a.dv_strides, a.Dv, item, warp * 16, lane);
+        Tiles::store(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
+                     item, warp * 16, lane);
       }
       end_turn();
     }
@@ -273,7 +361,9 @@ struct BackwardWide {
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
                               const M& mask) {
-    Tiles::template run<kTile.loader_registers, kTile.consumer_registers>(
+    // PERF: with a loader that has little to do, consumers get eight registers more.
+    constexpr i32 kShift = kDv > 192 && kOptions.bias != BiasType::kNone && !kOrdered ? 8 : 0;
+    Tiles::template run<kTile.loader_registers - 2 * kShift, kTile.consumer_registers + kShift>(
         map_q, map_k, map_v, map_o, a, mask,
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps / 2);

@@ -1,0 +1,118 @@
+"""Options of the scores on a GPU, with gradients: every shape of a bias, dtypes, order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jali
+import pytest
+import torch
+
+from tests.python import oracle
+from tests.python.accuracy import check_attention
+
+pytestmark = pytest.mark.gpu
+
+B, Hq, Hkv, Lq, Lk = 2, 4, 2, 200, 330
+BIASES = [
+    (B, Hq, Lq, Lk), (1, Hq, Lq, Lk), (B, Hkv, Lq, Lk), (B, 1, Lq, Lk), (1, 1, Lq, Lk),
+    (B, Hq, 1, Lk), (1, Hkv, 1, Lk), (B, 1, Lq, 1), (1, Hq, Lq, 1), (B, Hkv, 1, 1), (1, 1, 1, 1),
+]  # fmt: skip
+KEY_BIASES = [(B, Hq, Lk), (1, Hkv, Lk), (B, 1, Lk)]
+NUMBERS: list[dict[str, Any]] = [
+    {"softcap": 1.5}, {"scale": -0.2}, {"scale": 0.0}, {"dropout_p": 0.3, "seed": 2**35 + 1},
+    {"dropout_p": 1.0, "seed": 3}, {"softcap": 1.5, "dropout_p": 0.3, "seed": 4},
+]  # fmt: skip
+
+
+def draw(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def check(
+    D: int, options: dict[str, Any], dtype: torch.dtype = torch.bfloat16, **more: Any
+) -> None:
+    visible = oracle.Problem(B, Hq, Hkv, Lq, Lk).visible(oracle.CausalMask())
+    check_attention(
+        jali.CausalMask(), torch.from_numpy(visible), Hkv=Hkv, D=D, dtype=dtype, options=options,
+        device="cuda", **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("shape", BIASES, ids=str)
+def test_every_shape_of_a_bias(shape: tuple, D: int) -> None:
+    check(D, {"bias": draw(*shape)})
+    check(D, {"bias": draw(*shape), "softcap": 1.5, "sinks": draw(Hq)}, torch.float16)
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("shape", KEY_BIASES, ids=str)
+def test_every_shape_of_a_key_bias(shape: tuple, D: int) -> None:
+    check(D, {"key_bias": draw(*shape)})
+    check(D, {"key_bias": draw(*shape), "alibi_slopes": draw(Hq).abs() / 8}, torch.float16)
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("options", NUMBERS, ids=str)
+def test_numbers(options: dict[str, Any], D: int) -> None:
+    check(D, options)
+    check(D, options | {"sinks": draw(Hq)}, torch.float16)
+    check(D, options, deterministic=True)
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_everything_together(D: int) -> None:
+    options = {
+        "softcap": 1.5, "bias": draw(B, Hkv, Lq, Lk), "key_bias": draw(1, 1, Lk, seed=2),
+        "alibi_slopes": draw(Hq).abs() / 8, "sinks": draw(Hq), "dropout_p": 0.25, "seed": 5,
+    }  # fmt: skip
+    check(D, options)
+    check(D, options, deterministic=True)
+
+
+def gradients(D: int, bias: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    """out and the gradients of q, k, v and bias."""
+    leaves = [
+        draw(b, h, n, D, seed=s).to("cuda", torch.bfloat16).requires_grad_()
+        for s, (b, h, n) in enumerate([(B, Hq, Lq), (B, Hkv, Lk), (B, Hkv, Lk)])
+    ]
+    leaves.append(bias.cuda().detach().requires_grad_())
+    out = jali.attention(*leaves[:3], jali.CausalMask(), bias=leaves[3], **options)
+    return [out, *torch.autograd.grad(out, leaves, draw(*out.shape, seed=9).to(out))]
+
+
+@pytest.mark.parametrize("D", [64, 256])
+def test_a_bias_in_fp32_is_the_same_but_for_rounding(D: int) -> None:
+    bias = draw(B, Hq, Lq, Lk).bfloat16()
+    half = gradients(D, bias, deterministic=True)
+    single = gradients(D, bias.float(), deterministic=True)
+    assert single[-1].dtype == torch.float32
+    for a, b in zip(half, single, strict=True):
+        assert torch.equal(a, b.to(a.dtype))
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("shape", [(B, Hkv, Lq, Lk), (1, 1, 1, Lk), (1, 1, Lq, 1)], ids=str)
+def test_deterministic_gradients_of_a_bias_repeat(shape: tuple, D: int) -> None:
+    first, *others = (
+        gradients(D, draw(*shape).bfloat16(), dropout_p=0.2, seed=1, deterministic=True)
+        for _ in range(5)
+    )
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_what_has_no_order_is_refused() -> None:
+    bias = draw(1, 1, Lq, Lk).bfloat16()
+    with pytest.raises(NotImplementedError, match="expand the bias"):
+        gradients(64, bias, deterministic=True)
+    gradients(64, bias)
+
+
+def test_cells_that_nobody_sees_have_no_gradient() -> None:
+    above = torch.ones(Lq, Lk, dtype=torch.bool).tril(Lk - Lq).logical_not().cuda()
+    for dtype in (torch.bfloat16, torch.float32):
+        *_, dbias = gradients(64, draw(B, Hq, Lq, Lk).to(dtype))
+        assert (dbias[..., above] == 0).all() and (dbias[..., ~above] != 0).any()

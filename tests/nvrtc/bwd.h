@@ -1,0 +1,39 @@
+// The kernels of a backward pass. BACKWARD(kernel, name, T, D, Dv, mask, ordered): without options;
+// BACKWARD_OPTIONS(kernel, name, T, D, Dv, mask, ordered, options, wanted): both in parentheses.
+#pragma once
+
+#include "cuda/variant/bwd_sm90.cuh"
+#include "cuda/variant/bwd_sm90_wide.cuh"
+#include "mask/leaf/causal.h"
+#include "mask/leaf/prefix.h"
+#include "mask/leaf/window.h"
+
+using namespace jali;
+using namespace jali::cuda;
+
+using Streaming = And<leaf::Causal, Or<leaf::Window, leaf::Prefix>>;
+
+#define BACKWARD_KERNELS(name, T, M)                                                           \
+  extern "C" __global__ void __launch_bounds__(384, 1)                                         \
+      name(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k, \
+           const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o, \
+           const __grid_constant__ BackwardArgs a, const __grid_constant__ M mask) {           \
+    Kernel_##name::run(q, k, v, o, a, mask);                                                   \
+  }                                                                                            \
+  extern "C" __global__ void __launch_bounds__(256)                                            \
+      name##_prepare(const __grid_constant__ BackwardArgs a) {                                 \
+    Kernel_##name::Rows::prepare(a);                                                           \
+  }                                                                                            \
+  extern "C" __global__ void __launch_bounds__(256)                                            \
+      name##_finish(const __grid_constant__ BackwardArgs a) {                                  \
+    Kernel_##name::Rows::finish(a);                                                            \
+  }
+#define BACKWARD(Kernel, name, T, D, Dv, M, ordered)       \
+  using Kernel_##name = Kernel<ptx::T, D, Dv, M, ordered>; \
+  BACKWARD_KERNELS(name, T, M)
+#define BACKWARD_BRACES(...) {__VA_ARGS__}
+#define BACKWARD_OPTIONS(Kernel, name, T, D, Dv, M, ordered, options, wanted)               \
+  constexpr ScoreOptions kOptions_##name BACKWARD_BRACES options;                           \
+  constexpr BiasGradients kWanted_##name BACKWARD_BRACES wanted;                            \
+  using Kernel_##name = Kernel<ptx::T, D, Dv, M, ordered, kOptions_##name, kWanted_##name>; \
+  BACKWARD_KERNELS(name, T, M)

@@ -1,0 +1,36 @@
+// The backward kernels for Hopper over options of the scores and gradients of biases.
+#include "nvrtc/bwd.h"
+
+BACKWARD_OPTIONS(Backward, any_scale, BF16, 128, 128, leaf::Causal, false, (.any_scale = true), ())
+BACKWARD_OPTIONS(BackwardWide, softcap, BF16, 128, 128, Streaming, false, (.softcap = true), ())
+BACKWARD_OPTIONS(Backward, alibi_sinks, FP16, 96, 96, leaf::Causal, true,
+                 (.alibi = true, .sinks = true), ())
+BACKWARD_OPTIONS(Backward, key_bias, BF16, 128, 128, leaf::Causal, false,
+                 (.key_bias = BiasType::kFloat), (.keys = true))
+BACKWARD_OPTIONS(Backward, alibi_dropout, FP16, 128, 128, Streaming, false,
+                 (.alibi = true, .dropout = true), ())
+BACKWARD_OPTIONS(BackwardWide, softcap_key_bias, FP16, 64, 64, leaf::Window, false,
+                 (.softcap = true, .key_bias = BiasType::kHalf, .dropout = true), (.keys = true))
+BACKWARD_OPTIONS(Backward, row_bias, BF16, 64, 64, leaf::Causal, false, (.sinks = true),
+                 (.rows = true))
+BACKWARD_OPTIONS(BackwardWide, bias, BF16, 128, 128, leaf::Causal, false, (.bias = BiasType::kHalf),
+                 (.cells = CellGradient::kHalf))
+BACKWARD_OPTIONS(BackwardWide, softcap_bias_64, FP16, 64, 64, Streaming, true,
+                 (.softcap = true, .bias = BiasType::kFloat), (.cells = CellGradient::kFloat))
+BACKWARD_OPTIONS(BackwardWide, dropout_256, BF16, 256, 256, leaf::Causal, false, (.dropout = true),
+                 ())
+BACKWARD_OPTIONS(BackwardWide, bias_dropout_256, BF16, 256, 256, leaf::Causal, false,
+                 (.bias = BiasType::kHalf, .dropout = true), (.cells = CellGradient::kAdd))
+BACKWARD_OPTIONS(BackwardWide, everything, FP16, 192, 128, leaf::Causal, false,
+                 (.softcap = true, .bias = BiasType::kFloat, .key_bias = BiasType::kHalf,
+                  .alibi = true, .sinks = true, .dropout = true),
+                 (.cells = CellGradient::kAdd, .keys = true))
+
+extern "C" __global__ void __launch_bounds__(256)
+    sum_tokens(const __grid_constant__ TokenGradient a) {
+  tile::sum_tokens<ptx::BF16>(a);
+}
+extern "C" __global__ void __launch_bounds__(256)
+    write_cells(const __grid_constant__ CellGradients a) {
+  tile::write_cells<ptx::FP16>(a);
+}
