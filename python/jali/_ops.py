@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from . import _library  # noqa: F401  (loads the operators)
+from ._library import raise_as_python
 
 _ops = torch.ops.jali
 forward = _ops.attention_forward.default
@@ -222,7 +222,10 @@ def _gradients(
         dout = torch.zeros_like(out)
     given = _join(ctx.numbers, ctx.names, tensors)
     needs = {f"need_{name}": True for name in needed}
-    dq, dk, dv, *others = backward(q, k, v, out, lse, dout, dlse, **given, **needs)
+    try:
+        dq, dk, dv, *others = backward(q, k, v, out, lse, dout, dlse, **given, **needs)
+    except RuntimeError as error:
+        raise_as_python(error)
     found = {name: x for name, x in zip(_DIFFERENTIABLE, others, strict=True) if name in needed}
     return {"q": dq, "k": dk, "v": dv, **found}
 

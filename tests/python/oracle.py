@@ -404,7 +404,7 @@ def attention(
         cut = round(dropout_p * 65536)
         kept = torch.from_numpy(dropout_numbers(seed, B, Hq, Lq, Lk, first_b) >= cut)
         prob = prob * kept * (65536 / (65536 - cut) if cut < 65536 else 0.0)
-    return prob @ heads(v), lse
+    return prob.to(v.dtype) @ heads(v), lse
 
 
 def attention_varlen(
