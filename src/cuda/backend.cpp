@@ -14,114 +14,115 @@ namespace cuda {
 JALI_FOR_EACH_fwd_VARIANT(JALI_DECLARE)
 #undef JALI_DECLARE
 #define JALI_DECLARE(name) const BackwardVariant& name();
-    JALI_FOR_EACH_bwd_VARIANT(JALI_DECLARE)
+JALI_FOR_EACH_bwd_VARIANT(JALI_DECLARE)
 #undef JALI_DECLARE
 
-        namespace {
+namespace {
 
-  /// The cheapest variant that fits, or null and the reasons why none does.
-  template <class Variant>
-  struct Choice {
-    const Variant* best = nullptr;
-    Fit fit;
+/// The cheapest variant that fits, or null and the reasons why none does.
+template <class Variant>
+struct Choice {
+  const Variant* best = nullptr;
+  Fit fit;
 
-    template <class... Arguments>
-    void consider(const Variant& variant, const Arguments&... arguments) {
-      const Fit offered = variant.fits(arguments...);
-      if (offered.ok && (!best || offered.cost < fit.cost)) {
-        best = &variant;
-        fit = offered;
-      } else if (!best) {
-        fit.reason += (fit.reason.empty() ? "" : "; ") + offered.reason;
-      }
+  template <class... Arguments>
+  void consider(const Variant& variant, const Arguments&... arguments) {
+    const Fit offered = variant.fits(arguments...);
+    if (offered.ok && (!best || offered.cost < fit.cost)) {
+      best = &variant;
+      fit = offered;
+    } else if (!best) {
+      fit.reason += (fit.reason.empty() ? "" : "; ") + offered.reason;
     }
-  };
+  }
+};
 
-  Choice<ForwardVariant> choose_forward(const AttentionProblem& problem, const DeviceInfo& device) {
-    Choice<ForwardVariant> choice;
+Choice<ForwardVariant> choose_forward(const AttentionProblem& problem, const DeviceInfo& device) {
+  Choice<ForwardVariant> choice;
 #define JALI_CONSIDER(name) choice.consider(name(), problem, device);
-    JALI_FOR_EACH_fwd_VARIANT(JALI_CONSIDER)
+  JALI_FOR_EACH_fwd_VARIANT(JALI_CONSIDER)
 #undef JALI_CONSIDER
-        return choice;
-  }
+  return choice;
+}
 
-  Choice<BackwardVariant> choose_backward(const AttentionProblem& problem,
-                                          const BackwardViews& grads, const DeviceInfo& device) {
-    Choice<BackwardVariant> choice;
+Choice<BackwardVariant> choose_backward(const AttentionProblem& problem, const BackwardViews& grads,
+                                        const DeviceInfo& device) {
+  Choice<BackwardVariant> choice;
 #define JALI_CONSIDER(name) choice.consider(name(), problem, grads, device);
-    JALI_FOR_EACH_bwd_VARIANT(JALI_CONSIDER)
+  JALI_FOR_EACH_bwd_VARIANT(JALI_CONSIDER)
 #undef JALI_CONSIDER
-        return choice;
+  return choice;
+}
+
+class CudaBackend final : public Backend {
+ public:
+  const char* name() const override { return "cuda"; }
+  DeviceType device() const override { return DeviceType::kCUDA; }
+  std::string describe() const override { return cuda::describe(); }
+
+  Fit fits(const AttentionProblem& problem) const override {
+    Fit fit;
+    if (problem.device != DeviceType::kCUDA) {
+      fit.reason = "q, k and v are not on a GPU";
+    } else if (const char* missing = Driver::missing()) {
+      fit.reason = missing;
+    } else {
+      fit = choose_forward(problem, device_info(problem.device_index)).fit;
+    }
+    return fit;
   }
 
-  class CudaBackend final : public Backend {
-   public:
-    const char* name() const override { return "cuda"; }
-    DeviceType device() const override { return DeviceType::kCUDA; }
-    std::string describe() const override { return cuda::describe(); }
+  TileShape forward_tile(const AttentionProblem& problem) const override {
+    return choose_forward(problem, device_info(problem.device_index)).best->tile(problem);
+  }
 
-    Fit fits(const AttentionProblem& problem) const override {
-      Fit fit;
-      if (problem.device != DeviceType::kCUDA) {
-        fit.reason = "q, k and v are not on a GPU";
-      } else if (const char* missing = Driver::missing()) {
-        fit.reason = missing;
-      } else {
-        fit = choose_forward(problem, device_info(problem.device_index)).fit;
-      }
-      return fit;
-    }
+  void forward(const AttentionProblem& problem, const HeadView& out,
+               const HeadView& lse) const override {
+    if (problem.B == 0 || problem.Lq == 0) return;
+    Call call(problem);
+    choose_forward(problem, call.device()).best->run(call, out, lse);
+  }
 
-    TileShape forward_tile(const AttentionProblem& problem) const override {
-      return choose_forward(problem, device_info(problem.device_index)).best->tile(problem);
-    }
+  void backward(const AttentionProblem& problem, const HeadView& out, const HeadView& lse,
+                const HeadView& dout, const HeadView& dlse,
+                const BackwardViews& grads) const override {
+    if (problem.B == 0) return;
+    const DeviceInfo& device = device_info(problem.device_index);
+    const Choice<BackwardVariant> choice = choose_backward(problem, grads, device);
+    if (!choice.best) unsupported("no GPU kernel can run this backward: ", choice.fit.reason);
+    Call call(problem);
+    choice.best->run(call, out, lse, dout, dlse, grads);
+  }
 
-    void forward(const AttentionProblem& problem, const HeadView& out,
-                 const HeadView& lse) const override {
-      if (problem.B == 0 || problem.Lq == 0) return;
-      Call call(problem);
-      choose_forward(problem, call.device()).best->run(call, out, lse);
-    }
-
-    void backward(const AttentionProblem& problem, const HeadView& out, const HeadView& lse,
-                  const HeadView& dout, const HeadView& dlse,
-                  const BackwardViews& grads) const override {
-      if (problem.B == 0) return;
-      const DeviceInfo& device = device_info(problem.device_index);
-      const Choice<BackwardVariant> choice = choose_backward(problem, grads, device);
+  std::vector<BuiltModule> prebuild(const AttentionProblem& problem, bool backward,
+                                    const std::string& arch) const override {
+    DeviceInfo device;
+    device.name = arch;
+    device.major = arch.rfind("sm_", 0) == 0 ? std::atoi(arch.c_str() + 3) / 10 : 0;
+    const DeviceMask mask(*problem.mask);
+    std::vector<KernelText> texts;
+    const Choice<ForwardVariant> forward = choose_forward(problem, device);
+    if (!forward.best) unsupported("no GPU kernel can run this forward: ", forward.fit.reason);
+    texts = forward.best->texts(problem);
+    if (backward) {
+      const BackwardViews none;  // gradients of biases are compiled for when they are asked for
+      const Choice<BackwardVariant> choice = choose_backward(problem, none, device);
       if (!choice.best) unsupported("no GPU kernel can run this backward: ", choice.fit.reason);
-      Call call(problem);
-      choice.best->run(call, out, lse, dout, dlse, grads);
-    }
-
-    std::vector<BuiltModule> prebuild(const AttentionProblem& problem, bool backward,
-                                      const std::string& arch) const override {
-      DeviceInfo device;
-      device.name = arch;
-      device.major = arch.rfind("sm_", 0) == 0 ? std::atoi(arch.c_str() + 3) / 10 : 0;
-      const DeviceMask mask(*problem.mask);
-      std::vector<KernelText> texts;
-      const Choice<ForwardVariant> forward = choose_forward(problem, device);
-      if (!forward.best) unsupported("no GPU kernel can run this forward: ", forward.fit.reason);
-      texts.push_back(forward.best->text(problem));
-      if (backward) {
-        const BackwardViews none;  // gradients of biases are compiled for when they are asked for
-        const Choice<BackwardVariant> choice = choose_backward(problem, none, device);
-        if (!choice.best) unsupported("no GPU kernel can run this backward: ", choice.fit.reason);
-        texts.push_back(choice.best->text(problem, none));
+      for (KernelText& text : choice.best->texts(problem, none)) {
+        texts.push_back(std::move(text));
       }
-      if (mask.stored_bytes() > 0) texts.push_back(summarize_text());
-      std::vector<BuiltModule> made;
-      for (const KernelText& text : texts) {
-        const Source source = source_of(text, mask);
-        const Found found = find_or_compile(source, arch);
-        made.push_back({source.name, found.log,
-                        static_cast<std::int64_t>(found.cubin.size() + found.log.size()),
-                        found.now});
-      }
-      return made;
     }
-  };
+    if (mask.stored_bytes() > 0) texts.push_back(summarize_text());
+    std::vector<BuiltModule> made;
+    for (const KernelText& text : texts) {
+      const Source source = source_of(text, mask);
+      const Found found = find_or_compile(source, arch);
+      made.push_back({source.name, found.log,
+                      static_cast<std::int64_t>(found.cubin.size() + found.log.size()), found.now});
+    }
+    return made;
+  }
+};
 
 }  // namespace
 }  // namespace cuda
