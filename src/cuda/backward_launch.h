@@ -11,11 +11,13 @@ class BackwardSm90Launch : public BackwardVariant {
  public:
   Fit fits(const AttentionProblem& problem, const BackwardViews& grads,
            const DeviceInfo& device) const override;
-  KernelText text(const AttentionProblem& problem, const BackwardViews& grads) const override;
+  std::vector<KernelText> texts(const AttentionProblem& problem,
+                                const BackwardViews& grads) const override;
   void run(Call& call, const HeadView& out, const HeadView& lse, const HeadView& dout,
            const HeadView& dlse, const BackwardViews& grads) const override;
 
  private:
+  KernelText text(const AttentionProblem& problem, const BackwardViews& grads) const;
   /// The struct template in src/cuda/variant/<file>.cuh.
   virtual const char* kernel() const = 0;
   virtual const char* file() const = 0;

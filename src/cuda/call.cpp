@@ -120,6 +120,48 @@ void Call::build_stored_blocks() {
          {mask_bytes_.data(), &sequences_, &problem_.Tq, &problem_.Tk});
 }
 
+KernelText map_text(i32 rows, i32 keys, bool key_lines) {
+  const std::string instance = "M, " + std::to_string(rows) + ", " + std::to_string(keys) + ", " +
+                               (key_lines ? "true" : "false");
+  return {"map_tiles " + instance, [instance] {
+            return R"(
+#include "cuda/kernel/tile_map.h"
+namespace jali::cuda {
+extern "C" __global__ void __launch_bounds__(256)
+    map(const __grid_constant__ M mask, const __grid_constant__ Sequences s,
+        const __grid_constant__ TileMap map, i32 lines, i32 num_heads) {
+  map_tiles<)" + instance +
+                   R"(>(mask, s, map, lines, num_heads);
+}
+}  // namespace jali::cuda
+)";
+          }};
+}
+
+TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
+  constexpr int kThreads = 256;
+  const AttentionProblem& p = problem_;
+  const BoundMask& mask = *p.mask;
+  const i32 line = key_lines ? keys : rows, across = key_lines ? rows : keys;
+  const i64 length = key_lines ? p.Lk : p.Lq, tokens = key_lines ? p.Tk : p.Tq;
+  const i64 lines = p.varlen ? num_slots(tokens, p.B, line) : ceil_div<i64>(length, line);
+  const i32 heads = mask.num_mask_heads();
+  TileMap map;
+  map.words = ceil_div(key_lines ? p.Lq : p.Lk, 32 * across);
+  map.head_div = p.Hq / heads;
+  if (heads > 1) map.stride_h = lines;
+  const bool varies = !p.varlen && p.B > 1 && mask.varies_by_batch();
+  if (varies) map.stride_b = lines * heads;
+  const i64 words = lines * heads * (varies ? p.B : 1) * map.words;
+  map.data = static_cast<u64*>(allocate(words * 8));
+  void* const parameters = mask_parameters();
+  const Kernel& build = kernel(map_text(rows, keys, key_lines), "map", 0);
+  const i64 blocks = clamp_to<i64>(ceil_div<i64>(words, kThreads / 32), 1, 16 * device().num_sms);
+  const i32 num_lines = static_cast<i32>(lines);
+  launch(build, blocks, kThreads, 0, {parameters, &sequences_, &map, &num_lines, &heads});
+  return map;
+}
+
 const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_bytes) const {
   return find_kernel(text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
                      [&] { return source_of(text, mask_); });

@@ -10,6 +10,7 @@
 #include "cuda/device_mask.h"
 #include "cuda/jit/driver.h"
 #include "cuda/jit/kernel.h"
+#include "cuda/kernel/tile_map.h"
 
 namespace jali::cuda {
 
@@ -22,6 +23,8 @@ struct KernelText {
 Source source_of(const KernelText& text, const DeviceMask& mask);
 /// The module with the kernel that builds stored blocks.
 KernelText summarize_text();
+/// That with the kernel that builds tile maps.
+KernelText map_text(i32 rows, i32 keys, bool key_lines);
 
 class Call {
  public:
@@ -45,6 +48,8 @@ class Call {
   i32* counters(i32 count);
   /// The mask's bytes for a kernel parameter; builds its stored blocks when first asked.
   void* mask_parameters();
+  /// The classes of all tiles of rows x keys, by row tiles (or by key tiles): the source "stored".
+  TileMap tile_map(i32 rows, i32 keys, bool key_lines);
 
   /// A kernel of a text for this call's mask, which is written when it is not loaded yet.
   const Kernel& kernel(const KernelText& text, const char* name, int shared_bytes) const;

@@ -12,7 +12,8 @@ class ForwardVariant {
   virtual ~ForwardVariant() = default;
   virtual Fit fits(const AttentionProblem& problem, const DeviceInfo& device) const = 0;
   virtual TileShape tile(const AttentionProblem& problem) const = 0;
-  virtual KernelText text(const AttentionProblem& problem) const = 0;
+  /// All modules that run() may need beside summarize_text().
+  virtual std::vector<KernelText> texts(const AttentionProblem& problem) const = 0;
   /// lse may be absent.
   virtual void run(Call& call, const HeadView& out, const HeadView& lse) const = 0;
 };
@@ -22,7 +23,8 @@ class BackwardVariant {
   virtual ~BackwardVariant() = default;
   virtual Fit fits(const AttentionProblem& problem, const BackwardViews& grads,
                    const DeviceInfo& device) const = 0;
-  virtual KernelText text(const AttentionProblem& problem, const BackwardViews& grads) const = 0;
+  virtual std::vector<KernelText> texts(const AttentionProblem& problem,
+                                        const BackwardViews& grads) const = 0;
   virtual void run(Call& call, const HeadView& out, const HeadView& lse, const HeadView& dout,
                    const HeadView& dlse, const BackwardViews& grads) const = 0;
 };

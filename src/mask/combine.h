@@ -19,6 +19,9 @@ JALI_HD constexpr Span hull(Span a, Span b) {
   return {min_of(a.begin, b.begin), max_of(a.end, b.end)};
 }
 
+template <class M>
+concept HasWord = requires(const M& m, typename M::Row r, i32 j) { m.word(r, j, j); };
+
 /// What And and Or share: a pair of everything.
 template <class A, class B>
 struct Pair {
@@ -62,6 +65,11 @@ struct And : Pair<A, B> {
   JALI_HD bool visible(Row r, Col c) const {
     return this->a.visible(r.a, c.a) & this->b.visible(r.b, c.b);
   }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const
+    requires(HasWord<A> && HasWord<B>)
+  {
+    return this->a.word(r.a, j, n) & this->b.word(r.b, j, n);
+  }
   JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
     return min_of(this->a.classify(f, r.a, c.a), this->b.classify(f, r.b, c.b));
   }
@@ -80,6 +88,11 @@ struct Or : Pair<A, B> {
   using typename Base::Col, typename Base::ColBlock, typename Base::Row, typename Base::RowBlock;
   JALI_HD bool visible(Row r, Col c) const {
     return this->a.visible(r.a, c.a) | this->b.visible(r.b, c.b);
+  }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const
+    requires(HasWord<A> && HasWord<B>)
+  {
+    return this->a.word(r.a, j, n) | this->b.word(r.b, j, n);
   }
   JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
     return max_of(this->a.classify(f, r.a, c.a), this->b.classify(f, r.b, c.b));
@@ -106,6 +119,11 @@ struct Not {
   JALI_HD Row row(const Frame& f, i32 i) const { return a.row(f, i); }
   JALI_HD Col col(const Frame& f, i32 j) const { return a.col(f, j); }
   JALI_HD bool visible(Row r, Col c) const { return !a.visible(r, c); }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const
+    requires(HasWord<A>)
+  {
+    return ~a.word(r, j, n) & bit_range(0, n);
+  }
   JALI_HD RowBlock rows(const Frame& f, i32 i0, i32 i1) const { return a.rows(f, i0, i1); }
   JALI_HD ColBlock cols(const Frame& f, i32 j0, i32 j1) const { return a.cols(f, j0, j1); }
   JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {

@@ -14,8 +14,8 @@
 //   Tile classify(frame, RowBlock, ColBlock)   O(1); kPartial when unsure, never wrongly else
 //   Span key_span(frame, RowBlock)         the keys that these rows can reach at all
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
-//   kLight = true                          optional: visible() is a few comparisons of registers, so
-//                                          that GPU kernels can afford larger tiles
+//   kLight = true                          optional: row() and word() are a few instructions on
+//                                          numbers, so that GPU kernels call them between MMAs
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
 // and defines merge(RowBlock, RowBlock) / merge(ColBlock, ColBlock); the plan then stores one block
 // per 64 rows/keys. Host, CPU kernels and GPU kernels compile this same text.
@@ -79,6 +79,12 @@ JALI_HD constexpr u64 bit_range(i32 begin, i32 end) {
   return (~u64(0) >> (64 - end + begin)) << begin;
 }
 
+/// The keys lo to hi, both included, as bits of the word of keys [j, j + n), 0 < n <= 64.
+JALI_HD constexpr u64 key_bits(i32 lo, i32 hi, i32 j, i32 n) {
+  const i32 begin = max_of(lo, j) - j, end = max_of(min_of(hi, j + n - 1), j - 1) - j + 1;
+  return begin < end ? bit_range(begin, end) : 0;
+}
+
 /// An integer parameter: absent, one number, or one number per batch entry or head (int32 table).
 struct Scalar {
   i32 value = 0;
@@ -100,6 +106,11 @@ JALI_HD i32 position(const Frame& f, const Scalar& offset, i32 i) {
   return i + (offset.given ? offset.at_batch(f.b) : f.q_offset);
 }
 
+/// Where head h of a table with a stride for its heads begins; most have one head, no division then.
+JALI_HD i64 head_offset(i64 stride_h, i32 h, i32 head_div) {
+  return stride_h ? h / head_div * stride_h : 0;
+}
+
 /// A per-token table, dims "BHQ" (per row), "BHK" (per key) or "BHP" (any length), H optional:
 /// data[b, h, l], where a batch or head dim of size 1 broadcasts (stride 0). `packed`: one row of Tq or Tk tokens for all
 /// sequences, read at the sequence's first token + l. Reads are clamped.
@@ -116,11 +127,12 @@ struct TokenTable {
   JALI_HD const T* run(i32 b, i32 h, i32 start, i32 l0, i32 l1) const {
     i32 first = packed ? start + l0 : l0;
     bool plain = stride_l == 1 && first >= 0 && first + (l1 - l0) <= length;
-    return plain ? data + b * stride_b + (h / head_div) * stride_h + first : nullptr;
+    return plain ? data + b * stride_b + head_offset(stride_h, h, head_div) + first : nullptr;
   }
   JALI_HD T at(i32 b, i32 h, i32 start, i32 l) const {
     i32 at = packed ? start + l : l;
-    return data[b * stride_b + (h / head_div) * stride_h + clamp_to(at, 0, length - 1) * stride_l];
+    return data[b * stride_b + head_offset(stride_h, h, head_div) +
+                clamp_to(at, 0, length - 1) * stride_l];
   }
 };
 
@@ -133,7 +145,7 @@ struct GridTable {
   i32 head_div = 1;
   JALI_HD bool given() const { return data != nullptr; }
   JALI_HD const T* row(i32 b, i32 h, i32 r) const {
-    return data + b * stride_b + (h / head_div) * stride_h +
+    return data + b * stride_b + head_offset(stride_h, h, head_div) +
            clamp_to(r, 0, num_rows - 1) * stride_r;
   }
   JALI_HD T at(i32 b, i32 h, i32 r, i32 c) const {

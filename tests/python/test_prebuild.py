@@ -73,7 +73,7 @@ MASKS = {
     "dense": (None, 128, 128, True, False),
     "causal": (causal, 128, 64, True, False),
     "causal fp16": (causal, 40, 72, True, False),
-    "causal 256": (causal, 256, 256, False, False),
+    "causal 256": (causal, 256, 256, True, False),
     "window": (causal & jali.WindowMask.last(64), 64, 64, True, False),
     "documents": (causal & documents, 128, 128, True, True),
     "tree": (documents & (jali.WindowMask.last(64) | ~jali.PrefixMask(4)), 64, 64, True, True),
@@ -84,13 +84,15 @@ MASKS = {
         jali.KeyIntervalMask(None, ints(B, HQ, LK)) | jali.RowIntervalMask(ints(LQ), ints(LQ)),
         64, 64, True, True,
     ),
-    "padding": (~jali.KeyPaddingMask(KEEP) & jali.DilatedMask(3), 64, 64, False, True),
+    "padding": (~jali.KeyPaddingMask(KEEP) & jali.DilatedMask(3), 64, 64, True, True),
     "neighbours": (jali.NeighborhoodMask((10, 50), (3, 7)), 64, 64, True, False),
     "blocks": (jali.BlockSparseMask(torch.ones(1, 1, 3, 4, dtype=torch.bool)), 64, 64, True, False),
-    "dynamic": (jali.DynamicMask(torch.randn(B, HKV, LK), keep=64), 64, 64, False, True),
+    "blocks 128": (
+        jali.BlockSparseMask(torch.ones(1, 1, 3, 4, dtype=torch.bool)), 128, 128, True, False,
+    ),
+    "cells": (jali.DenseMask(torch.ones(LQ, LK, dtype=torch.bool)), 96, 96, True, True),
+    "dynamic": (jali.DynamicMask(torch.randn(B, HKV, LK), keep=64), 64, 64, True, True),
 }  # fmt: skip
-#: Whose kernels are not as good as they should be.
-SPILL = {"predicate", "neighbours", "blocks"}
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -103,7 +105,7 @@ def test_masks_compile_to_good_kernels(cache: Path, name: str) -> None:
     assert names >= {"forward"} and ("backward" in names) == backward
     assert ("summarize" in names) == stored
     assert len(files(cache) - before) == len({x.module for x in kernels if x.compiled}) > 0
-    assert all(kernel.compiled for kernel in kernels)
+    assert all(kernel.compiled or kernel.name == "map" for kernel in kernels)  # maps are shared
     assert all(16 <= kernel.registers <= 255 for kernel in kernels)
 
     known = {path: path.stat().st_ino for path in files(cache)}
@@ -113,8 +115,6 @@ def test_masks_compile_to_good_kernels(cache: Path, name: str) -> None:
     assert known == {path: path.stat().st_ino for path in files(cache)}
 
     bad = "\n".join(f"{x.module}\n    {x}" for x in kernels if not x.clean)
-    if bad and name in SPILL:
-        pytest.xfail(f"spills so far:\n{bad}")
     assert not bad, bad
 
 
@@ -186,19 +186,19 @@ def test_command(
     monkeypatch.setenv("JALI_CACHE", "replaced by --into, and put back at the end")
     words = ["prebuild", "dense", "causal & document(3)", "D=32", "dtype=bfloat16,float16"]
     assert cli.main([*words, "--forward", "--into", str(tmp_path)]) == 0
-    assert len(files(tmp_path)) == 5
+    assert len(files(tmp_path)) == 6
     told = capsys.readouterr().out
     assert len(re.findall(r"(?:dense|causal .*) D=32 b?float16: forward \d+", told)) == 4
-    assert "5 kernels for 4 calls: 5 compiled, 0 found in the cache; 0 with spills" in told
+    assert "6 kernels for 4 calls: 6 compiled, 0 found in the cache; 0 with spills" in told
     assert cli.main([*words, "--forward"]) == 0
-    assert "5 kernels for 4 calls: 0 compiled, 5 found" in capsys.readouterr().out
+    assert "6 kernels for 4 calls: 0 compiled, 6 found" in capsys.readouterr().out
     assert cli.main(["prebuild", "causal", "D=512"]) == 1
     assert "up to 256" in capsys.readouterr().out
     assert cli.main(["prebuild", "nonsense"]) == 1
     assert "is no mask" in capsys.readouterr().err
     assert cli.main(["info"]) == 0
     told = capsys.readouterr().out
-    assert f"cache     {tmp_path}: 5 modules of kernels, " in told
+    assert f"cache     {tmp_path}: 6 modules of kernels, " in told
     assert "compiler  NVRTC 1" in told and "gpu       " in told
 
 

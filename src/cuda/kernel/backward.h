@@ -1,9 +1,9 @@
 // What the kernels of a backward pass share: tile shapes, scratch memory, arguments.
 //
-// A pass is three kernels. `prepare` (a block of 256 threads a row tile and query head: grid row_tiles · Hq) writes a statistic of
-// every row and clears the fp32 sum of dq; the main kernel (variant/bwd_*.cuh; one block owns a tile
-// of keys at a time) writes dk and dv and adds to that sum; `finish` (grid as prepare) rounds it to
-// dq. Scratch, all fp32, `row_tiles · Hq` tiles, none of it has to be cleared by the host:
+// A pass is three kernels. `prepare` (a block of 256 threads a row tile and query head: grid
+// row_tiles · Hq) writes a statistic of every row and clears the fp32 sum of dq; the main kernel
+// (variant/bwd_*.cuh; one block owns a tile of keys at a time) writes dk and dv and adds to that sum;
+// `finish` (grid as prepare) rounds it to dq. Scratch, all fp32, `row_tiles · Hq` tiles, none of it has to be cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
 // The gradients of what was added to scores are sums of the scores' gradients. For a bias over keys
 // the main kernel sums the rows that see its key tile; for one over rows and keys it writes or adds
@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cuda/kernel/sequences.h"
+#include "cuda/kernel/tile_map.h"
 #include "cuda/tile/scores.h"
 
 namespace jali::cuda {
@@ -25,8 +26,8 @@ struct BackwardTile {
   i32 loader_registers, consumer_registers;
 };
 
-/// Barriers, the loader's notes, and what aligning to 1024 by hand may take.
-constexpr i32 kBackwardNotesBytes = 128 + 384 + 1024;
+/// Barriers, and the loader's notes.
+constexpr i32 kBackwardNotesBytes = 192 + 256;
 
 /// Elements between neighbours; b is 0 where tokens are packed (varlen).
 struct Strides {
@@ -78,12 +79,14 @@ struct BackwardArgs {
   i32 row_tiles = 0;  // of one query head: B · ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 key_tiles = 0;  // of one head of `heads`: ceil(Lk / keys); varlen: num_slots(Tk, B, keys)
   i32 heads = 0;      // B · Hkv; varlen: Hkv
+  i32 num_items = 0;  // heads · key_tiles
   i32 section = 1;    // heads whose q and dout stay in L2 together
   float scale = 0, scale_log2 = 0;  // scale_log2 = scale · log2(e)
-  float lse_factor = 0;    // from LSE to neg_lse: -1 / scale, what raw scores start at; where
-                           // options adjust scores -log2(e), added to what they become
-  i32* counter = nullptr;  // [0] key tiles taken, [1] blocks done; zero before and after
-  i32* turns = nullptr;    // [row_tiles · Hq], deterministic only: prepare clears it
+  float lse_factor = 0;      // from LSE to neg_lse: -1 / scale, what raw scores start at; where
+                             // options adjust scores -log2(e), added to what they become
+  TileMap key_map, row_map;  // of a mask; of row tiles: deterministic only
+  i32* counter = nullptr;    // [0] key tiles taken, [1] blocks done; zero before and after
+  i32* turns = nullptr;      // [row_tiles · Hq], deterministic only: prepare clears it
   float *neg_lse = nullptr, *neg_delta = nullptr, *dq_sum = nullptr;
   const void *out = nullptr, *dout = nullptr;   // [B, Hq, Lq, Dv]
   const float *lse = nullptr, *dlse = nullptr;  // [B, Hq, Lq]; dlse may be null

@@ -62,6 +62,21 @@ __device__ __forceinline__ void leave(i32* counter) {
     counter[1] = 0;
   }
 }
+
+/// The sequence of a slot (sequence_of), by all lanes of a warp together: 32 probes a step, since each
+/// waits for memory.
+__device__ __forceinline__ i32 warp_sequence_of(const i32* cu, i32 B, i32 slot, i32 size) {
+  const i32 lane = threadIdx.x & 31;
+  i32 low = 0, high = B;
+#pragma unroll 1
+  while (high - low > 1) {
+    const i32 step = ceil_div(high - low, 32), probe = low + (lane + 1) * step;
+    const bool below = probe < high && first_slot(cu[probe], probe, size) <= slot;
+    low += __popc(__ballot_sync(0xffffffffu, below)) * step;
+    high = min_of(low + step, high);
+  }
+  return low;
+}
 #endif
 
 }  // namespace jali::cuda

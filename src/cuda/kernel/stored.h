@@ -40,7 +40,7 @@ struct Stored : L {
   template <class Block>
   JALI_HD static Block* find(const StoredBlocks& stored, const Frame& f, i32 start, i32 at) {
     return static_cast<Block*>(stored.data) + f.b * stored.stride_b +
-           (f.h / stored.head_div) * stored.stride_h +
+           head_offset(stored.stride_h, f.h, stored.head_div) +
            (stored.packed ? first_slot(start, f.b, kStoredSpan) : 0) + at / kStoredSpan;
   }
   template <class Block>
@@ -87,26 +87,11 @@ JALI_HD void for_each_stored(const Not<A>& m, Visit& visit) {
 }  // namespace jali::cuda
 
 #if defined(__CUDACC_RTC__)
+#include "cuda/ptx/math.h"
+
 namespace jali::cuda {
 
 // ---- the kernel that stores them ----------------------------------------------------------------
-
-/// The value of another lane, word by word.
-template <class T>
-__device__ T shuffled(const T& x, i32 lanes) {
-  union Words {
-    T value;
-    u32 words[sizeof(T) / 4];
-    __device__ Words() {}
-  } from, to;
-  static_assert(sizeof(T) % 4 == 0);
-  from.value = x;
-#pragma unroll
-  for (i32 n = 0; n < static_cast<i32>(sizeof(T) / 4); ++n) {
-    to.words[n] = __shfl_xor_sync(0xffffffffu, from.words[n], lanes);
-  }
-  return to.value;
-}
 
 /// One warp reduces 64 rows or keys: each lane two of them. `make(f, begin, end)` reads the tables.
 template <class L, class Block, class Make>
@@ -134,7 +119,10 @@ __device__ void store_side(const Sequences& s, const StoredBlocks& stored, bool 
     const i32 first = begin + 2 * min_of(lane, (end - begin - 1) / 2);
     Block block = make(f, first, min_of(first + 2, end));
 #pragma unroll
-    for (i32 lanes = 1; lanes < 32; lanes *= 2) block = merged<L>(block, shuffled(block, lanes));
+    for (i32 lanes = 1; lanes < 32; lanes *= 2) {
+      block = merged<L>(
+          block, ptx::by_words(block, [&](u32 word) { return ptx::shuffle_xor(word, lanes); }));
+    }
     if (lane == 0)
       *Stored<L>::template find<Block>(stored, f, rows ? f.q_start : f.k_start, begin) = block;
   }

@@ -60,6 +60,20 @@ JALI_DEVICE u32 shuffle_xor(u32 x, i32 lanes) {
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lanes));
   return y;
 }
+/// exchange(word) of every word of x.
+template <class T, class Exchange>
+JALI_DEVICE T by_words(const T& x, Exchange exchange) {
+  constexpr i32 kWords = (static_cast<i32>(sizeof(T)) + 3) / 4;
+  union Words {
+    T value;
+    u32 words[kWords];
+    JALI_DEVICE Words() {}
+  } from, to;
+  from.value = x;
+#pragma unroll
+  for (i32 n = 0; n < kWords; ++n) to.words[n] = exchange(from.words[n]);
+  return to.value;
+}
 /// Half a 2 x 2 transpose with the lane `lanes` away: the upper lane gives x, the lower one y.
 JALI_DEVICE void exchange(u32& x, u32& y, bool upper, i32 lanes) {
   const u32 other = shuffle_xor(upper ? x : y, lanes);
@@ -75,6 +89,13 @@ JALI_DEVICE void transpose_quad(u32 (&w)[4], i32 quad) {
 }
 /// Lane 0's value for all: the compiler then keeps it in a uniform register.
 JALI_DEVICE i32 broadcast(i32 x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+/// x; what is computed of it is computed where it stands, not once before a loop. PERF: for what is
+/// cheaper to compute again than to keep in a register.
+JALI_DEVICE i32 opaque(i32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 /// Keeps the work that makes x before the next wait: a store under a condition that never holds.
 /// PERF: without it ptxas moves exponentials behind the wait for the tensor cores (-5 %).

@@ -12,6 +12,7 @@ namespace jali::tile {
 struct CellPlace {
   Frame f;
   i32 row, key;
+  i32 line;  // the key in its tile
 };
 
 /// Bit n of the word of lane 4 q + r changes places with bit q of the word of lane 4 n + r, in each

@@ -11,8 +11,10 @@
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tile/backward_rows.h"
 #include "cuda/tile/backward_scores.h"
+#include "cuda/tile/cell_finder.h"
 #include "cuda/tile/no_mask.h"
 #include "cuda/tile/store.h"
+#include "cuda/tile/visible_bits.h"
 #include "mask/combine.h"
 
 namespace jali::tile {
@@ -38,8 +40,11 @@ struct BackwardTiles {
   static constexpr i32 kK = 0, kV = kK + kKBytes, kQ = kV + kVBytes, kO = kQ + kStages * kQBytes;
   static constexpr i32 kRest = kO + kStages * kOBytes;
   static constexpr i32 kStats = kRest + kRestBytes;
-  static constexpr i32 kBarriers = kStats + 2 * kStages * kStatBytes;
-  static constexpr i32 kNotes = kBarriers + 128;
+  static constexpr bool kMapped = !cuda::is_no_mask<M>;  // there are maps, and cells to look up
+  static constexpr i32 kFinders = 3, kCellBytes = kRows * kKeys / 8;  // warps; of a tile
+  static constexpr i32 kCells = kStats + 2 * kStages * kStatBytes;
+  static constexpr i32 kBarriers = kCells + kStages * kCellBytes;
+  static constexpr i32 kNotes = kBarriers + 192;
   static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
   using Rows = BackwardRows<T, kRows, kHalves * 64, kDv, kOptions.sinks, kWanted.rows>;
   // PERF: as many as the registers hold beside dv.
@@ -57,12 +62,17 @@ struct BackwardTiles {
     Frame f;
     i32 key, h_kv;
   };
+  struct Head {             // kMapped: the query head that the loader is at
+    i32 h, base, key_tile;  // base: number of its first row tile
+    const u64* row_words;   // kOrdered: its lines of the map
+  };
   /// Written by the loader; items: 4, so that the one in use is never the one written.
   struct Notes {
     Note note[kStages];
     Item item[4];
+    Head head;
   };
-  static_assert(kNotes + sizeof(Notes) + 1024 <= kSharedBytes, "the base is aligned by hand");
+  static_assert(kNotes + sizeof(Notes) <= kSharedBytes);
 
   struct Shared {
     u32 base;
@@ -84,6 +94,9 @@ struct BackwardTiles {
     JALI_DEVICE u32 rows_empty(u32 stage) const { return barrier(8 + stage); }
     JALI_DEVICE u32 note_full(u32 stage) const { return barrier(10 + stage); }
     JALI_DEVICE u32 own(i32 n) const { return barrier(12 + n); }  // of the variant, n < 4
+    JALI_DEVICE u32 cells_full(u32 stage) const { return barrier(16 + stage); }
+    /// Bits of a partial tile's cells, [key][kRows / 32].
+    JALI_DEVICE u32 cells(u32 stage) const { return base + kCells + stage * kCellBytes; }
   };
   JALI_DEVICE static void init_barriers(const Shared& sm) {
     barrier_init(sm.k_full(), 1);
@@ -94,8 +107,24 @@ struct BackwardTiles {
       barrier_init(sm.note_full(n), 1);
       barrier_init(sm.q_full(n), 1);
       barrier_init(sm.o_full(n), 1);
-      barrier_init(sm.rows_empty(n), kConsumerWarps);
+      barrier_init(sm.rows_empty(n), kConsumerWarps + (kMapped ? kFinders : 0));
+      barrier_init(sm.cells_full(n), kFinders);
     }
+  }
+
+  /// Field by field.
+  JALI_DEVICE static Item copy(const volatile Item& at) {
+    Item item;
+    item.f.b = at.f.b;
+    item.f.h = at.f.h;
+    item.f.num_rows = at.f.num_rows;
+    item.f.num_keys = at.f.num_keys;
+    item.f.q_offset = at.f.q_offset;
+    item.f.q_start = at.f.q_start;
+    item.f.k_start = at.f.k_start;
+    item.key = at.key;
+    item.h_kv = at.h_kv;
+    return item;
   }
 
   // ---- loader ---------------------------------------------------------------------------------
@@ -114,15 +143,34 @@ struct BackwardTiles {
         load_box(shared + n * kBox, map, barrier, 64 * n, token, h, b);
       }
     }
+    /// kMapped: the item that the next row tile with kFirst opens, for the whole warp. PERF: it is kept
+    /// in shared memory, since the loader has few registers. Its place is not in use: consumers are at
+    /// most three items behind.
+    JALI_DEVICE void prepare(const Item& item) {
+      if ((threadIdx.x & 31) == 0) notes->item[items % 4] = item;
+      __syncwarp();
+    }
+    /// It again, to be read field by field; opened: whether a row tile of it was sent.
+    JALI_DEVICE const volatile Item& prepared(u32 num_items, bool opened) const {
+      return notes->item[(num_items - (opened ? 1 : 0)) % 4];
+    }
+    JALI_DEVICE void prepare(const Head& head) {
+      __syncwarp();  // the last one is read no more
+      if ((threadIdx.x & 31) == 0) notes->head = head;
+      __syncwarp();
+    }
     /// Sends off a row tile, and, before its dO, the keys of the item that it opens; the note first,
     /// since the consumers free the keys of the item before only when they have seen it.
-    JALI_DEVICE void send(const Item& item, const Note& note) {
+    template <class AnyItem>
+    JALI_DEVICE void send(AnyItem& item, const Note& note) {
       const u32 stage = steps % kStages, parity = steps / kStages & 1;
       const bool opens = note.flags & kFirst;
+      barrier_wait(sm.rows_empty(stage), parity ^ 1);
       const i32 b = a.seq.varlen() ? 0 : item.f.b;
       const i32 token = item.f.q_start + note.row;
-      barrier_wait(sm.rows_empty(stage), parity ^ 1);
-      if (opens) notes->item[items % 4] = item;
+      if constexpr (!kMapped) {
+        if (opens) notes->item[items % 4] = item;
+      }
       notes->note[stage] = note;
       barrier_arrive(sm.note_full(stage));
       barrier_expect(sm.q_full(stage), kQBytes + kStatBytes);
@@ -165,7 +213,7 @@ struct BackwardTiles {
     }
   }
 
-  /// Key tile number n in the order of work: within a section of heads, tile by tile.
+  /// Key tile number n in the order of work, for a whole warp: within a section of heads, tile by tile.
   JALI_DEVICE static Item item_of(const BackwardArgs& a, i32 n) {
     const Sequences& s = a.seq;
     const i32 tiles = s.varlen() ? a.key_tiles : ceil_div(s.Lk, kKeys);
@@ -174,10 +222,10 @@ struct BackwardTiles {
     const i32 head = first + rest % heads, tile = rest / heads;
     Item item;
     if (s.varlen()) {
-      const cuda::TilePlace at = cuda::tile_place(s, s.cu_k, 0, tile, kKeys);
+      const i32 b = cuda::warp_sequence_of(s.cu_k, s.B, tile, kKeys);
       item.h_kv = head;
-      item.key = at.first;
-      item.f = cuda::frame_of(s, at.b, head * s.group);
+      item.f = cuda::frame_of(s, b, head * s.group);
+      item.key = (tile - cuda::first_slot(item.f.k_start, b, kKeys)) * kKeys;
     } else {
       const i32 num_heads = s.Hq / s.group;
       item.h_kv = head % num_heads;
@@ -187,80 +235,75 @@ struct BackwardTiles {
     return item;
   }
 
-  /// The row tiles that can see the keys of `cols` at all, as a range of tiles.
-  JALI_DEVICE static Span row_tiles(const M& mask, const Frame& f,
-                                    const typename M::ColBlock& cols) {
-    const Span span = mask.row_span(f, cols);
-    return {max_of(span.begin, 0) / kRows, ceil_div(min_of(span.end, f.num_rows), kRows)};
-  }
-  /// How many of the key tiles before `keys` are active in row tile t. All lanes call it.
-  JALI_DEVICE static i32 turn_of(const M& mask, const Frame& f, i32 t, i32 keys) {
-    const typename M::RowBlock rows = mask.rows(f, t * kRows, min_of((t + 1) * kRows, f.num_rows));
+  /// How many of the key tiles before `keys` are active in a row tile, from its line of the map. All
+  /// lanes call it.
+  JALI_DEVICE static i32 turn_of(const u64* words, i32 keys) {
     i32 turn = 0;
 #pragma unroll 1
-    for (i32 begin = 0; begin < keys; begin += 32) {
-      const i32 n = begin + (threadIdx.x & 31);
-      bool active = false;
-      if (n < keys) {
-        const typename M::ColBlock cols =
-            mask.cols(f, n * kKeys, min_of((n + 1) * kKeys, f.num_keys));
-        const Span tiles = row_tiles(mask, f, cols);
-        active = t >= tiles.begin && t < tiles.end && mask.classify(f, rows, cols) != Tile::kEmpty;
-      }
-      turn += __popc(__ballot_sync(0xffffffffu, active));
+    for (i32 begin = 0; begin < keys; begin += 32 * 32) {
+      const i32 left = keys - begin - 32 * (threadIdx.x & 31);  // of this lane's word on
+      u32 before = 0;
+      if (left > 0) before = static_cast<u32>(words[begin / 32 + (threadIdx.x & 31)]);
+      if (left > 0 && left < 32) before &= (1u << left) - 1;
+      turn += __reduce_add_sync(0xffffffffu, __popc(before));
     }
     return turn;
   }
 
-  JALI_DEVICE static void produce(const BackwardArgs& a, const M& mask, Loader loader) {
+  JALI_DEVICE static void produce(const BackwardArgs& a, Loader loader) {
     const i32 lane = threadIdx.x & 31;
-    const i32 num_items = a.heads * a.key_tiles;
+    const bool varlen = a.seq.varlen();
     // From the counter, the first one too: where not all blocks fit the device at once, those that do
     // must hold the work that others' turns wait for.
     i32 n = 0;
     if (lane == 0) n = atomicAdd(a.counter, 1);
     n = broadcast(n);
 #pragma unroll 1
-    while (n < num_items) {
-      Item item = item_of(a, n);
-      Frame& f = item.f;
-      const i32 key_end = min_of(item.key + kKeys, item.f.num_keys);
-      // Where packed tokens leave a tile without keys, there is nothing to do.
-      const i32 heads = item.key < item.f.num_keys ? a.seq.group : 0;
+    while (n < a.num_items) {
       bool first = true;
-#pragma unroll 1
-      for (i32 g = 0; g < heads; ++g) {
-        f.h = item.h_kv * a.seq.group + g;
-        const typename M::ColBlock cols = mask.cols(f, item.key, key_end);
-        const Span tiles = row_tiles(mask, f, cols);
-#pragma unroll 1
-        for (i32 begin = tiles.begin; begin < tiles.end; begin += 32) {
-          const i32 t = begin + lane;
-          Tile cls = Tile::kEmpty;
-          if (t < tiles.end) {
-            cls = mask.classify(f, mask.rows(f, t * kRows, min_of((t + 1) * kRows, f.num_rows)),
-                                cols);
-            // Keys behind the end have to be hidden; rows there weigh nothing as they are.
-            if (cls == Tile::kFull && item.key + kKeys > f.num_keys) cls = Tile::kPartial;
+      // The row tiles of one query head.
+      auto visit_head = [&](const Item& item, const Frame& f) {
+        const i32 row_line = varlen ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
+        const Head head{
+            f.h, f.h * a.row_tiles + (varlen ? row_line : f.b * ceil_div(f.num_rows, kRows)),
+            item.key / kKeys, kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr};
+        if constexpr (kMapped) loader.prepare(head);
+        auto visit = [&](i32 t, bool partial) {
+          i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0), turn = 0;
+          if constexpr (kMapped) {
+            const volatile Head& at = loader.notes->head;
+            if (kOrdered) turn = turn_of(at.row_words + i64{t} * a.row_map.words, at.key_tile);
+            const Note note = {flags, at.base + t, t * kRows, at.h, turn};
+            if (lane == 0) loader.send(loader.prepared(loader.items, !first), note);
+          } else {
+            const Note note = {flags, head.base + t, t * kRows, head.h, head.key_tile};
+            if (lane == 0) loader.send(item, note);
           }
-          u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
-          const u32 partial = __ballot_sync(0xffffffffu, cls == Tile::kPartial);
+          first = false;
+        };
+        if constexpr (kMapped) {
+          const i32 line = (varlen ? cuda::first_slot(f.k_start, f.b, kKeys) : 0) + head.key_tile;
+          const i32 words = ceil_div(f.num_rows, 32 * kRows);
+          cuda::for_each_active<false>(a.key_map.line(f, line), words, visit);
+        } else {
+          // Keys behind the end have to be hidden; rows there weigh nothing as they are.
+          const bool partial = item.key + kKeys > f.num_keys;
 #pragma unroll 1
-          while (active) {
-            const i32 bit = __ffs(active) - 1;
-            active &= active - 1;
-            const i32 turn = kOrdered ? turn_of(mask, f, begin + bit, item.key / kKeys) : 0;
-            if (lane == 0) {
-              const i32 row_tile0 = a.seq.varlen() ? cuda::first_slot(f.q_start, f.b, kRows)
-                                                   : f.b * ceil_div(f.num_rows, kRows);
-              loader.send(item, {(first ? kFirst : 0) | (partial >> bit & 1 ? kPartial : 0),
-                                 f.h * a.row_tiles + row_tile0 + begin + bit, (begin + bit) * kRows,
-                                 f.h, turn});
-            }
-            first = false;
-          }
+          for (i32 t = 0; t < ceil_div(f.num_rows, kRows); ++t) visit(t, partial);
         }
+      };
+      Item item = item_of(a, n);
+      if constexpr (kMapped) loader.prepare(item);
+#pragma unroll 1
+      for (i32 g = 0; g < a.seq.group; ++g) {
+        if constexpr (kMapped) item = copy(loader.prepared(broadcast(loader.items), !first));
+        // Where packed tokens leave a tile without keys, there is nothing to do.
+        if (item.key >= item.f.num_keys) break;
+        Frame f = item.f;
+        f.h += g;
+        visit_head(item, f);
       }
+      if constexpr (kMapped) item = copy(loader.prepared(broadcast(loader.items), !first));
       if (first) write_zeros(a, item, lane);
       // PERF: not earlier, or blocks hold work back from others at the end.
       if (lane == 0) n = atomicAdd(a.counter, 1);
@@ -269,6 +312,35 @@ struct BackwardTiles {
     if (lane == 0) {
       loader.finish();
       cuda::leave(a.counter);
+    }
+  }
+
+  // ---- finders --------------------------------------------------------------------------------
+  /// The other warps of the loader's warpgroup look up the cells of partial tiles.
+  JALI_DEVICE static void find_cells(const M& mask, const Shared& sm, const Notes* notes) {
+    const i32 lane = threadIdx.x & 31;
+    u32 items = 0;
+#pragma unroll 1
+    for (u32 steps = 0;; ++steps) {
+      const u32 stage = steps % kStages;
+      barrier_wait(sm.note_full(stage), steps / kStages & 1);
+      i32 flags, number, row, h;
+      load_shared(sm.note(stage), flags, number, row, h);
+      flags = broadcast(flags);
+      if (flags & kEnd) break;
+      if (flags & kFirst) ++items;
+      if (flags & kPartial) {
+        auto tile = [&] {
+          const volatile Item& item = notes->item[(items - 1) % 4];
+          TileAt at{copy(item).f, 0, item.key};
+          load_shared(sm.note(stage), flags, number, at.row, at.f.h);
+          return at;
+        };
+        tile::find_cells<kRows, kKeys, true, kFinders, 20>(mask, tile, sm.cells(stage));
+      }
+      __syncwarp();
+      barrier_arrive_if(sm.cells_full(stage), lane == 0);
+      barrier_arrive_if(sm.rows_empty(stage), lane == 0);
     }
   }
 
@@ -313,54 +385,62 @@ struct BackwardTiles {
   }
   /// Where a thread's cells are; `first`: the first of the warp's keys in the key tile.
   JALI_DEVICE static CellPlace place(const Item& item, const Note& note, i32 first, i32 lane) {
-    CellPlace at{item.f, note.row + 2 * (lane & 3), item.key + first + lane / 4};
+    const i32 line = first + lane / 4;
+    CellPlace at{item.f, note.row + 2 * (lane & 3), item.key + line, line};
     at.f.h = note.h;
     return at;
   }
-  /// Cells of a partial tile that are not visible weigh nothing.
-  /// `first`: the first of the warp's keys in the key tile.
-  JALI_DEVICE static void hide(float (&s)[kRows / 2], const M& mask, const Item& item,
-                               const Note& note, i32 first, i32 lane) {
-    Frame f = item.f;
-    f.h = note.h;
-    const i32 key = item.key + first + lane / 4;
-    const bool in0 = key < f.num_keys, in1 = key + 8 < f.num_keys;
-    const typename M::Col c0 = mask.col(f, key), c1 = mask.col(f, key + 8);
-#pragma unroll
-    for (i32 j = 0; j < kRows / 8; ++j) {
-#pragma unroll
-      for (i32 x = 0; x < 2; ++x) {
-        const typename M::Row r = mask.row(f, note.row + 8 * j + 2 * (lane & 3) + x);
-        if (!(in0 & mask.visible(r, c0))) s[4 * j + x] = 0;
-        if (!(in1 & mask.visible(r, c1))) s[4 * j + 2 + x] = 0;
+  /// What hiding the cells of a partial tile needs: those of the thread's two keys.
+  struct Hiding {
+    bool in[2];
+    VisibleBits<kRows / 32> visible;  // kMapped
+
+    JALI_DEVICE Hiding(const CellPlace& at, const Shared& sm, u32 steps, i32 lane) {
+      in[0] = at.key < at.f.num_keys;
+      in[1] = at.key + 8 < at.f.num_keys;
+      if constexpr (kMapped) {
+        const u32 stage = steps % kStages;
+        barrier_wait(sm.cells_full(stage), steps / kStages & 1);
+        visible.load(sm.cells(stage) + at.line * (kRows / 8));
+        visible.shift(lane);
       }
     }
-  }
-  /// The same for block n of 8 rows; `cols`: of the thread's two keys.
-  JALI_DEVICE static void hide_block(float (&s)[kRows / 2], i32 n, const M& mask,
-                                     const CellPlace& at, const typename M::Col (&cols)[2]) {
+    /// Cells of block n of 8 rows that are not visible weigh nothing.
+    JALI_DEVICE void hide(float (&s)[kRows / 2], i32 n) const {
 #pragma unroll
-    for (i32 x = 0; x < 2; ++x) {
-      const typename M::Row r = mask.row(at.f, at.row + 8 * n + x);
-#pragma unroll
-      for (i32 e = 0; e < 2; ++e) {
-        if (!(at.key + 8 * e < at.f.num_keys & mask.visible(r, cols[e]))) s[4 * n + 2 * e + x] = 0;
+      for (i32 m = 0; m < 4; ++m) {
+        bool seen = in[m / 2];
+        if constexpr (kMapped) seen &= visible.at(n, m / 2, m % 2);
+        if (!seen) s[4 * n + m] = 0;
       }
     }
+  };
+  JALI_DEVICE static void hide(float (&s)[kRows / 2], const CellPlace& at, const Shared& sm,
+                               u32 steps, i32 lane) {
+    const Hiding hiding(at, sm, steps, lane);
+#pragma unroll
+    for (i32 n = 0; n < kRows / 8; ++n) hiding.hide(s, n);
   }
   /// Products, or raw scores less LSE, to weights, where options are on. take(n, p, slopes) gets
   /// them rounded, two words for each block n of 8 rows. PERF: block by block, so that fp32 weights
   /// and what comes of them are not all there at once: they would not fit the registers.
   template <bool kHides, class Take>
-  JALI_DEVICE static void weigh_blocks(float (&s)[kRows / 2], const BackwardArgs& a, const M& mask,
-                                       const CellPlace& at, u32 neg_lse, Take take) {
-    const Scores scores(a, at, neg_lse);
-    const typename M::Col cols[2] = {mask.col(at.f, at.key), mask.col(at.f, at.key + 8)};
+  JALI_DEVICE static void weigh_blocks(float (&s)[kRows / 2], const BackwardArgs& a,
+                                       const CellPlace& at, const Shared& sm, u32 steps, i32 lane,
+                                       Take take) {
+    const Scores scores(a, at, sm.neg_lse(steps % kStages) + (lane & 3) * 8);
+    const auto hiding = [&] {
+      if constexpr (kHides) {
+        return Hiding(at, sm, steps, lane);
+      } else {
+        return 0;
+      }
+    }();
 #pragma unroll
     for (i32 n = 0; n < kRows / 8; ++n) {
       u32 slopes[2];
       scores.weigh(s, n, slopes);
-      if (kHides) hide_block(s, n, mask, at, cols);
+      if constexpr (kHides) hiding.hide(s, n);
       const u32 p[2] = {T::pack(s[4 * n], s[4 * n + 1]), T::pack(s[4 * n + 2], s[4 * n + 3])};
       take(n, p, slopes);
     }
@@ -381,10 +461,9 @@ struct BackwardTiles {
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
                               const M& mask, Barriers own_barriers, Consume consume) {
-    extern __shared__ char raw[];
-    const u32 unaligned = shared_address(raw);
-    const Shared sm{(unaligned + 1023) & ~1023u};
-    Notes* notes = reinterpret_cast<Notes*>(raw + (sm.base - unaligned) + kNotes);
+    extern __shared__ __align__(1024) char raw[];
+    const Shared sm{shared_address(raw)};
+    Notes* notes = reinterpret_cast<Notes*>(raw + kNotes);
     const i32 wg = broadcast(threadIdx.x >> 7);
     if (threadIdx.x == 0) {
       init_barriers(sm);
@@ -394,7 +473,11 @@ struct BackwardTiles {
     __syncthreads();
     if (wg == 0) {
       give_registers<kLoaderRegisters>();
-      if (threadIdx.x < 32) produce(a, mask, {a, sm, notes, map_q, map_k, map_v, map_o});
+      if (threadIdx.x < 32) {
+        produce(a, {a, sm, notes, map_q, map_k, map_v, map_o});
+      } else if constexpr (kMapped) {
+        find_cells(mask, sm, notes);
+      }
     } else {
       take_registers<kConsumerRegisters>();
       consume(sm, notes, wg - 1);

@@ -14,11 +14,17 @@ struct NoMask {
   JALI_HD Row row(const Frame&, i32) const { return {}; }
   JALI_HD Col col(const Frame&, i32) const { return {}; }
   JALI_HD bool visible(Row, Col) const { return true; }
+  JALI_HD u64 word(Row, i32, i32 n) const { return bit_range(0, n); }
   JALI_HD RowBlock rows(const Frame&, i32, i32) const { return {}; }
   JALI_HD ColBlock cols(const Frame&, i32, i32) const { return {}; }
   JALI_HD Tile classify(const Frame&, RowBlock, ColBlock) const { return Tile::kFull; }
   JALI_HD Span key_span(const Frame&, RowBlock) const { return everything(); }
   JALI_HD Span row_span(const Frame&, ColBlock) const { return everything(); }
 };
+
+template <class M>
+constexpr bool is_no_mask = false;
+template <>
+constexpr bool is_no_mask<NoMask> = true;
 
 }  // namespace jali::cuda

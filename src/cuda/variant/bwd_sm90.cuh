@@ -8,8 +8,9 @@
 // Tensors   q, dout [B, Hq, Lq, D | Dv] in boxes of {64, kRows, 1, 1}, k, v [B, Hkv, Lk, D | Dv] of
 //           {64, 128, 1, 1}, rank-4 maps (D, L or tokens, heads, B); the rest as BackwardArgs say.
 // Roles     warpgroup 0: warp 0 loads (persistent; takes key tiles from a counter, first ones first
-//           within a section of heads; walks the row tiles of all query heads of the KV head and
-//           classifies 32 of them at a time). Warpgroups 1 and 2: 64 keys each.
+//           within a section of heads; walks the row tiles of all query heads of the KV head, by a
+//           tile map if there is a mask); warps 1 to 3 look up the cells of partial tiles.
+//           Warpgroups 1 and 2: 64 keys each.
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
 //           both warpgroups' keys meet in dQ = dS K, one step late: 64 x 64 of it a warpgroup, in
@@ -17,10 +18,11 @@
 //           in the order of the key tiles, by a counter per row tile.
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
-//           buffers [rows / 64][128 keys][64]; dQ; statistics of 2 stages; notes. 199 KB at D 128.
+//           buffers [rows / 64][128 keys][64]; dQ; statistics of 2 stages; cells; notes. 199 KB at D 128.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
-//           V, Q and dO; ds_full, ds_empty: one a consumer warp (8).
+//           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). If there is a mask, cells_full:
+//           one a finder warp (3), of every row tile; rows_empty waits for these, too.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -41,13 +43,14 @@ JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& 
           registers <= 2);
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
-  const bool narrow = D <= 64 && Dv <= 64;
+  const bool narrow = D <= 64 && Dv <= 64, lean = D <= 96 && Dv <= 96;
   const i32 keys = 128, rows = narrow ? 128 : 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 shared = 2 * (keys + 2 * rows) * (dim + dim_v)   // K, V; Q, dO
                      + 2 * 2 * rows * keys + 4 * rows * dim  // dS, dQ
-                     + 4 * 4 * rows + kBackwardNotesBytes;   // statistics
-  return {rows, keys, rows * dim, shared, 384, narrow ? 56 : 40, narrow ? 224 : 232};
+                     + 4 * 4 * rows + 2 * rows * keys / 8    // statistics, cells
+                     + kBackwardNotesBytes;
+  return {rows, keys, rows * dim, shared, 384, lean ? 56 : 40, lean ? 224 : 232};
 }
 
 }  // namespace jali::cuda
@@ -91,14 +94,12 @@ struct Backward {
 
   struct Consumer {
     const BackwardArgs& a;
-    const M& mask;
     const Shared& sm;
     const Notes* notes;
     i32 wg, warp, lane;  // warp: of the consumers, 0 to 7
     i32 first_key;       // of the warp's 16 in the key tile
-    u32 ds_row;          // where this lane's rows of dS go, in buffer 0
 
-    u32 steps = 0, items = 0;
+    u32 counts = 0;                   // of row tiles, times 4, and of key tiles modulo 4
     i32 flags = 0;                    // of the row tile that comes next
     i32 number = 0, last_number = 0;  // its number; that of the one whose dQ is due
     i32 turn = 0, last_turn = 0;      // kOrdered: their turns
@@ -115,10 +116,13 @@ struct Backward {
       return reinterpret_cast<float (&)[32]>(s);
     }
 
+    // PERF: one register for both.
+    JALI_DEVICE u32 steps() const { return counts >> 2; }
+    JALI_DEVICE u32 items() const { return counts & 3; }
     /// Waits for the next row tile's note; its Q comes later.
     JALI_DEVICE void next_note() {
-      const u32 stage = steps % kStages;
-      barrier_wait(sm.note_full(stage), steps / kStages & 1);
+      const u32 stage = steps() % kStages;
+      barrier_wait(sm.note_full(stage), steps() / kStages & 1);
       i32 row, h;
       load_shared(sm.note(stage), flags, number, row, h);
       flags = broadcast(flags);
@@ -153,7 +157,7 @@ struct Backward {
     }
 
     JALI_DEVICE tile::CellPlace place() {
-      return Tiles::place(notes->item[(items - 1) % 4], notes->note[steps % kStages], first_key,
+      return Tiles::place(notes->item[(items() - 1) % 4], notes->note[steps() % kStages], first_key,
                           lane);
     }
     /// Draws the numbers of dropout for the row tile.
@@ -163,8 +167,7 @@ struct Backward {
     /// Products, or raw scores less LSE, to rounded weights.
     template <bool kHides>
     JALI_DEVICE void weigh_tight() {
-      Tiles::template weigh_blocks<kHides>(s, a, mask, place(),
-                                           sm.neg_lse(steps % kStages) + (lane & 3) * 8,
+      Tiles::template weigh_blocks<kHides>(s, a, place(), sm, steps(), lane,
                                            [&](i32 n, const u32(&words)[2], const u32(&)[2]) {
                                              p[2 * n] = words[0];
                                              p[2 * n + 1] = words[1];
@@ -175,10 +178,7 @@ struct Backward {
     JALI_DEVICE void weigh() {
 #pragma unroll
       for (i32 n = 0; n < kRows / 2; ++n) s[n] = exp2_fast(s[n] * a.scale_log2);
-      if (kHides) {
-        Tiles::hide(s, mask, notes->item[(items - 1) % 4], notes->note[steps % kStages], first_key,
-                    lane);
-      }
+      if constexpr (kHides) Tiles::hide(s, place(), sm, steps(), lane);
     }
     /// dP - delta to dS, and both P and dS to operands: k16 step t is words 4 t to 4 t + 3.
     JALI_DEVICE void differentiate() {
@@ -192,7 +192,7 @@ struct Backward {
     }
     /// The same with options: dP, less delta unless dropout is on, and rounded P to dS.
     JALI_DEVICE void differentiate_tight() {
-      const u32 neg_delta = sm.neg_delta(steps % kStages) + (lane & 3) * 8;
+      const u32 neg_delta = sm.neg_delta(steps() % kStages) + (lane & 3) * 8;
 #pragma unroll
       for (i32 n = 0; n < kRows / 4; ++n) {
         float low = dp[2 * n], high = dp[2 * n + 1];
@@ -213,9 +213,12 @@ struct Backward {
       if constexpr (kWanted.per_tile()) Scores::emit(dp, a, place(), lane);
     }
     JALI_DEVICE void share_ds(u32 buffer) {
+      const i32 lane = kOrdered ? opaque(this->lane) : this->lane;  // few registers are left
+      const i32 row = warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7);
+      const u32 to = ds_buffer(sm, buffer) + row * 128 + ((lane >> 4 ^ (lane & 7)) << 4);
 #pragma unroll
       for (i32 t = 0; t < kRows / 16; ++t) {
-        store_matrices((ds_row + buffer * kDsBytes + t / 4 * kKHalf) ^ (t % 4 * 32), ds + 4 * t);
+        store_matrices((to + t / 4 * kKHalf) ^ (t % 4 * 32), ds + 4 * t);
       }
     }
     /// Hands this warp's dQ to the copy engine, if one is due.
@@ -243,9 +246,9 @@ struct Backward {
     template <bool kHides>
     JALI_DEVICE void step() {
       const bool due = !(flags & Tiles::kFirst);
-      const u32 stage = steps % kStages, parity = steps / kStages & 1;
-      const u32 buffer = steps % 2, buffer_parity = steps / 2 & 1;
-      const u32 last_buffer = (steps + 1) % 2, last_parity = (steps - 1) / 2 & 1;
+      const u32 stage = steps() % kStages, parity = steps() / kStages & 1;
+      const u32 buffer = steps() % 2, buffer_parity = steps() / 2 & 1;
+      const u32 last_buffer = (steps() + 1) % 2, last_parity = (steps() - 1) / 2 & 1;
       const i32 this_number = number, this_turn = turn;
       barrier_wait(sm.q_full(stage), parity);
       barrier_wait(sm.o_full(stage), parity);
@@ -305,7 +308,7 @@ struct Backward {
       wgmma_fence();
       Tiles::template multiply_rows<kD>(dk, ds, sm.q(stage));
       wgmma_commit();
-      ++steps;
+      counts += 4;
       wgmma_wait<1>();
       tie(dq());
       send_dq(last_buffer, due);
@@ -321,9 +324,9 @@ struct Backward {
     }
     /// A key tile: all its row tiles.
     JALI_DEVICE void run_item() {
-      barrier_wait(sm.k_full(), items & 1);
-      barrier_wait(sm.v_full(), items & 1);
-      ++items;
+      barrier_wait(sm.k_full(), items() & 1);
+      barrier_wait(sm.v_full(), items() & 1);
+      counts = (counts & ~3u) | ((counts + 1) & 3);
 #pragma unroll
       for (i32 n = 0; n < kD / 2; ++n) dk[n] = 0;
 #pragma unroll
@@ -337,8 +340,8 @@ struct Backward {
         }
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);
-      const u32 buffer = (steps - 1) % 2;
-      barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
+      const u32 buffer = (steps() - 1) % 2;
+      barrier_wait(ds_full(sm, buffer), (steps() - 1) / 2 & 1);
       tie(dq());
       wgmma_fence();
       multiply_dq(buffer);
@@ -348,7 +351,7 @@ struct Backward {
       barrier_arrive_if(sm.k_empty(), lane == 0);
       send_dq(buffer, true);
       // The loader is at most one item ahead: it leaves this one's slot alone.
-      const Item& item = notes->item[(items - 1) % 4];
+      const Item& item = notes->item[(items() - 1) % 4];
       Tiles::store(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
                    item, first_key, lane);
       Tiles::store(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane);
@@ -366,9 +369,7 @@ struct Backward {
         },
         [&](const Shared& sm, const Notes* notes, i32 wg) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) - 4;
-          const i32 row = warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7);
-          const u32 ds_row = ds_buffer(sm, 0) + row * 128 + ((lane >> 4 ^ (lane & 7)) << 4);
-          Consumer c{a, mask, sm, notes, wg, warp, lane, warp * 16, ds_row};
+          Consumer c{a, sm, notes, wg, warp, lane, warp * 16};
           c.next_note();
           while (!(c.flags & Tiles::kEnd)) c.run_item();
           bulk_wait();

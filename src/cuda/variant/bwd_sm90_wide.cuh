@@ -10,7 +10,7 @@
 //           a step, whatever the two are. dQ = dS K, one step late, by columns: the value side the
 //           first half (of 64-column blocks, rounded up); from registers to dq_sum.
 // Shared    K, V; Q, dO 2 stages each; P and dS 2 buffers each, P as the threads hold it, dS
-//           [64 keys][64 rows] swizzled; statistics; notes. 226 KB at D = Dv = 256.
+//           [64 keys][64 rows] swizzled; statistics; cells; notes. 226 KB at D = Dv = 256.
 // Barriers  as there, but p_full: one arrival a warp of the value side (4), ds_full: one a warp of the
 //           key side (4). Nobody frees a buffer by a barrier: the value side writes P of step n + 2
 //           after it waited for dS of step n, made from P of step n; the key side writes dS of step
@@ -32,7 +32,8 @@ JALI_HD constexpr BackwardTile backward_wide_tile(i32 D, i32 Dv) {
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 shared = 2 * (keys + 2 * rows) * (dim + dim_v)  // K, V; Q, dO
                      + 4 * 2 * rows * keys                  // P, dS
-                     + 4 * 4 * rows + kBackwardNotesBytes;  // statistics
+                     + 4 * 4 * rows + 2 * rows * keys / 8   // statistics, cells
+                     + kBackwardNotesBytes;
   return {rows, keys, rows * dim, shared, 384, 56, 224};
 }
 
@@ -78,7 +79,6 @@ struct BackwardWide {
     static_assert(kBlocks <= 2);
 
     const BackwardArgs& a;
-    const M& mask;
     const Shared& sm;
     const Notes* notes;
     i32 warp, lane;  // warp: of the warpgroup
@@ -154,8 +154,7 @@ struct BackwardWide {
       if (kSendsSlopes) barrier_wait(ds_full(sm, (steps + 1) % 2), (steps - 1) / 2 & 1);
       u32 sent[4], sent_slopes[4];
       Tiles::template weigh_blocks<kHides>(
-          x, a, mask, place(), sm.neg_lse(steps % kStages) + (lane & 3) * 8,
-          [&](i32 n, const u32(&p)[2], const u32(&slopes)[2]) {
+          x, a, place(), sm, steps, lane, [&](i32 n, const u32(&p)[2], const u32(&slopes)[2]) {
 #pragma unroll
             for (i32 e = 0; e < 2; ++e) {
               u32& word = sent[n % 2 * 2 + e];
@@ -189,10 +188,7 @@ struct BackwardWide {
       } else {
 #pragma unroll
         for (i32 n = 0; n < 32; ++n) x[n] = exp2_fast(x[n] * a.scale_log2);
-        if (kHides) {
-          Tiles::hide(x, mask, notes->item[(items - 1) % 4], notes->note[steps % kStages],
-                      warp * 16, lane);
-        }
+        if constexpr (kHides) Tiles::hide(x, place(), sm, steps, lane);
 #pragma unroll
         for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
 #pragma unroll
@@ -361,9 +357,7 @@ struct BackwardWide {
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
                               const M& mask) {
-    // PERF: with a loader that has little to do, consumers get eight registers more.
-    constexpr i32 kShift = kDv > 192 && kOptions.bias != BiasType::kNone && !kOrdered ? 8 : 0;
-    Tiles::template run<kTile.loader_registers - 2 * kShift, kTile.consumer_registers + kShift>(
+    Tiles::template run<kTile.loader_registers, kTile.consumer_registers>(
         map_q, map_k, map_v, map_o, a, mask,
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps / 2);
@@ -371,9 +365,9 @@ struct BackwardWide {
         [&](const Shared& sm, const Notes* notes, i32 wg) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) & 3;
           if (wg == 0) {
-            Consumer<false>{a, mask, sm, notes, warp, lane}.run();
+            Consumer<false>{a, sm, notes, warp, lane}.run();
           } else {
-            Consumer<true>{a, mask, sm, notes, warp, lane}.run();
+            Consumer<true>{a, sm, notes, warp, lane}.run();
           }
         });
   }

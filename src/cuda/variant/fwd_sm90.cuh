@@ -7,15 +7,19 @@
 //           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. out and
 //           lse by pointer and strides; rows of out start at multiples of 16 bytes.
 // Roles     warpgroup 0: warp 0 loads (persistent; takes row tiles from a counter, longest first
-//           within a section of heads, classifies 32 key tiles at a time). The other warpgroups: 64
-//           rows each; S of the next key tile is in flight with O += P V of the last one, across
-//           row tiles too, and they take turns at the tensor cores.
-// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; notes from the loader.
+//           within a section of heads, classifies 32 key tiles at a time or, for a heavy mask, reads
+//           a tile map); warps 1 to 3 look up the cells of a heavy mask's partial tiles, up to a row
+//           tile ahead. The other warpgroups: 64 rows each; S of the next key tile is in flight with
+//           O += P V of the last one, across row tiles too, and they take turns at the tensor cores.
+// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; bits of cells [rows][keys]; notes
+//           from the loader.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader; q_empty, k_empty, v_empty: one
-//           arrival a consumer warp, when the tensor cores have read the slot.
+//           arrival a consumer warp, when the tensor cores have read the slot. asked_full: 1, by the
+//           loader; asked_empty, cells_full: one a finder warp; cells_empty: one a consumer warp.
 #pragma once
 
 #include "cuda/kernel/sequences.h"
+#include "cuda/kernel/tile_map.h"
 #include "cuda/tile/scores.h"
 
 namespace jali::cuda {
@@ -28,6 +32,7 @@ struct ForwardShape {
   i32 stages = 2;      // of K
   i32 v_split = 1;     // a V stage holds keys / v_split keys
   i32 v_stages = 2;
+  i32 cells = 0;      // slots for the bits of a partial tile's cells: heavy masks
   bool turns = true;  // consumers take turns at the tensor cores
   i32 early = 0;      // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
@@ -41,13 +46,17 @@ struct ForwardShape {
     return 2 * (slots * rows() * padded(D) + stages * keys * padded(D) +
                 v_stages * v_keys() * padded(Dv));
   }
+  constexpr i32 cell_bytes() const { return cells * rows() * keys / 8; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
-  constexpr i32 shared_bytes(i32 D, i32 Dv) const { return tile_bytes(D, Dv) + 448 + 1024; }
+  constexpr i32 shared_bytes(i32 D, i32 Dv) const {
+    return tile_bytes(D, Dv) + cell_bytes() + 576 + 1024;
+  }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= 227 * 1024 && keys * 3 / 4 + Dv / 2 <= 192;
   }
 };
-/// What a mask asks of a kernel: nothing, a few comparisons a cell, or more (loads, loops).
+/// What a mask asks of a kernel: nothing; leaves that are all light (mask/leaf.h), so that consumers
+/// make the bits of their rows themselves; or more, which others look up for them.
 enum class MaskKind : u8 { kNone, kLight, kHeavy };
 
 /// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
@@ -62,16 +71,22 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.turns = false;  // D96 555, in turns 535; D256 660, 653; D128 621, 617
   }
   if (mask == MaskKind::kNone && kD == 128 && lean) s.early = 4;  // 1K tokens: 549, without 534
+  if (mask == MaskKind::kHeavy) s.cells = 4;
+  if (mask == MaskKind::kHeavy && lean) {
+    s.loader_registers = 72;  // lookups take many, consumers none for the mask
+    s.consumer_registers = 216;
+  }
   // What options load or draw for a tile of 128 keys would spill.
   if (options.per_cell() || (!lean && kDv > 128)) s.keys = 64;
   if (!s.fits(kD, kDv)) s.slots = 1;
   if (s.fits(kD, kDv)) return s;
   if (lean) {  // one and a half key tiles of V: D192 691, with tiles of 64 keys 608
-    s.v_split = 2;
-    s.v_stages = 3;
-    if (s.fits(kD, kDv)) return s;
-    s.v_split = 1;
-    s.v_stages = 2;
+    ForwardShape split = s;
+    split.v_split = 2;
+    split.v_stages = 3;
+    split.loader_registers = 56;
+    split.consumer_registers = 224;
+    if (split.fits(kD, kDv)) return split;
   }
   s.slots = 2;
   s.keys = 64;
@@ -97,6 +112,7 @@ struct ForwardArgs {
   i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads()
   i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 section;         // forward_section()
+  TileMap map;         // of row tiles, for a heavy mask; for others the loader classifies
   i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
   void* out;           // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
   float* lse;          // [b, h, l]
@@ -111,8 +127,10 @@ struct ForwardArgs {
 #if defined(__CUDACC_RTC__)
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/shared.h"
+#include "cuda/tile/cell_finder.h"
 #include "cuda/tile/no_mask.h"
 #include "cuda/tile/softmax.h"
+#include "cuda/tile/visible_bits.h"
 #include "mask/combine.h"
 
 namespace jali::cuda {
@@ -132,12 +150,18 @@ struct Forward {
   static constexpr i32 kQBytes = kRows * kParts * kRowBytes, kKBytes = kKeys * kParts * kRowBytes,
                        kVBytes = kKeys / kVSplit * kPartsV * kRowBytes;
   static constexpr i32 kQ = 0, kK = kQ + kSlots * kQBytes, kV = kK + kStages * kKBytes;
-  static constexpr i32 kBarriers = kV + kVStages * kVBytes;
-  static constexpr i32 kNotes = kBarriers + 192, kTiles = kNotes + 128;
+  static constexpr bool kHeavy = kMask == MaskKind::kHeavy;
+  static constexpr i32 kFinders = 3, kGroups = kKeys / 32;  // warps; words of a row of cells
+  static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kGroups * 4;
+  static constexpr i32 kLookupBytes = kShape.loader_registers > 56 ? 64 : 20;
+  static constexpr i32 kCells = kV + kVStages * kVBytes;
+  static constexpr i32 kBarriers = kCells + kCellSlots * kCellBytes;
+  static constexpr i32 kNotes = kBarriers + 256, kTiles = kNotes + 128, kAsked = kTiles + 128;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kKeys % 64 == 0 && kStages <= 4 && kSlots <= 2);
-  static_assert(kTiles + 4 * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
+  static_assert(kHeavy ? kCellSlots > 1 && kCellSlots <= 4 : kCellSlots == 0);
+  static_assert(kAsked + 2 * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
 
@@ -160,7 +184,14 @@ struct Forward {
     JALI_DEVICE u32 k_empty(i32 stage) const { return barrier(8 + stage); }
     JALI_DEVICE u32 v_full(i32 stage) const { return barrier(12 + stage); }
     JALI_DEVICE u32 v_empty(i32 stage) const { return barrier(16 + stage); }
+    JALI_DEVICE u32 cells_full(i32 slot) const { return barrier(20 + slot); }
+    JALI_DEVICE u32 cells_empty(i32 slot) const { return barrier(24 + slot); }
+    JALI_DEVICE u32 asked_full(i32 slot) const { return barrier(28 + slot); }
+    JALI_DEVICE u32 asked_empty(i32 slot) const { return barrier(30 + slot); }
+    JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
+    JALI_DEVICE u32 asked(i32 slot) const { return base + kAsked + slot * 32; }
     JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % 8 * 16; }
+    JALI_DEVICE u32 num_keys(i32 n) const { return tile(n) + 16; }  // of a RowTile
     JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % 4 * 32; }
   };
 
@@ -186,7 +217,7 @@ struct Forward {
       return f.b * a.lse_stride_b + f.h * a.lse_stride_h + i64{f.q_start + r} * a.lse_stride_l;
     }
   };
-  /// Row tile number `tile`; behind the end of its sequence if row >= num_rows.
+  /// Row tile number `tile`, for a whole warp; behind the end of its sequence if row >= num_rows.
   JALI_DEVICE static RowTile row_tile(const ForwardArgs& a, i32 tile) {
     const i32 per_section = a.section * a.tiles_per_head;
     const i32 first = tile / per_section * a.section;
@@ -198,7 +229,7 @@ struct Forward {
     if (!a.seq.varlen()) {
       return {frame_of(a.seq, head / a.seq.Hq, head % a.seq.Hq), slot * kRows};
     }
-    const i32 b = sequence_of(a.seq.cu_q, a.seq.B, slot, kRows);
+    const i32 b = warp_sequence_of(a.seq.cu_q, a.seq.B, slot, kRows);
     const Frame f = frame_of(a.seq, b, head);
     return {f, (slot - first_slot(f.q_start, b, kRows)) * kRows};
   }
@@ -268,74 +299,154 @@ struct Forward {
     for (i32 r = lane; r < rows; r += 32) a.lse[t.lse(a, t.row + r)] = lse;
   }
 
+  /// Q of a row tile, and the tile itself for the consumers.
+  JALI_DEVICE static void load_q(const ForwardArgs& a, const Shared& sm, const TensorMap& map,
+                                 const RowTile& t, i32 b, i32 opened) {
+    const i32 slot = opened % kSlots;
+    barrier_wait(sm.q_empty(slot), (opened / kSlots & 1) ^ 1);
+    t.store(sm.tile(opened));
+    barrier_expect(sm.q_full(slot), kQBytes);
+    for (i32 wg = 0; wg < kConsumers; ++wg) {
+      for (i32 part = 0; part < kParts; ++part) {
+        load_box(sm.q(slot) + (wg * kParts + part) * 64 * kRowBytes, map, sm.q_full(slot),
+                 64 * part, t.f.q_start + t.row + 64 * wg, t.f.h, b);
+      }
+    }
+  }
+
+  /// The active key tiles of a row tile, the last one first, 32 classified at a time.
+  template <class Visit>
+  JALI_DEVICE static void classify_and_visit(const M& mask, const RowTile& t, i32 lane,
+                                             Visit visit) {
+    const i32 row_end = min_of(t.row + kRows, t.f.num_rows), num_keys = t.f.num_keys;
+    const typename M::RowBlock rows = mask.rows(t.f, t.row, row_end);
+    const Span span = mask.key_span(t.f, rows);
+    const i32 begin = max_of(span.begin, 0) / kKeys;
+#pragma unroll 1
+    for (i32 end = ceil_div(min_of(span.end, num_keys), kKeys); end > begin; end -= 32) {
+      const i32 c = end - 1 - lane;  // lane 0 has the last one
+      Tile cls = Tile::kEmpty;
+      if (c >= begin) {
+        const i32 key_end = min_of((c + 1) * kKeys, num_keys);
+        cls = mask.classify(t.f, rows, mask.cols(t.f, c * kKeys, key_end));
+        // A tile that hangs over the end has columns to hide.
+        if (cls == Tile::kFull && (c + 1) * kKeys > num_keys) cls = Tile::kPartial;
+      }
+      u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
+      const u32 partial = __ballot_sync(0xffffffffu, cls == Tile::kPartial);
+#pragma unroll 1
+      while (active) {
+        const i32 n = __ffs(active) - 1;
+        active &= active - 1;
+        visit(end - 1 - n, partial >> n & 1);
+      }
+    }
+  }
+
+  /// visit(index, partial) of the active key tiles of a row tile, the last one first.
+  template <class Visit>
+  JALI_DEVICE static void visit_tiles(const ForwardArgs& a, const M& mask, const RowTile& t,
+                                      i32 lane, Visit visit) {
+    if constexpr (kHeavy) {
+      const i32 line = a.seq.varlen() ? first_slot(t.f.q_start, t.f.b, kRows) : 0;
+      const i32 words = ceil_div(t.f.num_keys, 32 * kKeys);
+      for_each_active<true>(a.map.line(t.f, line + t.row / kRows), words, visit);
+    } else {
+      classify_and_visit(mask, t, lane, visit);
+    }
+  }
+
+  /// Tells the finders of row tile number `tile` (none: they are done); the loader reads it, too.
+  JALI_DEVICE static void ask(const ForwardArgs& a, const Shared& sm, i32 tile, u32 n, i32 lane) {
+    const RowTile t = tile < a.num_tiles ? row_tile(a, tile) : RowTile{{-1}};
+    if (lane == 0) {
+      barrier_wait(sm.asked_empty(n % 2), (n / 2 & 1) ^ 1);
+      t.store(sm.asked(n % 2));
+      barrier_arrive(sm.asked_full(n % 2));
+    }
+    __syncwarp();
+  }
+
   JALI_DEVICE static void produce(const ForwardArgs& a, const M& mask, const Shared& sm,
                                   const TensorMap& map_q, const TensorMap& map_k,
                                   const TensorMap& map_v) {
-    const i32 lane = threadIdx.x & 31;
+    const i32 lane = opaque(threadIdx.x & 31);
     const bool varlen = a.seq.varlen();
     Loader loader{sm, map_k, map_v};
     i32 opened = 0;  // row tiles with at least one active key tile
     i32 tile = blockIdx.x;
+    u32 num_asked = 0;
+    if constexpr (kHeavy) ask(a, sm, tile, num_asked++, lane);
 #pragma unroll 1
     while (tile < a.num_tiles) {
       i32 next = 0;
       if (lane == 0) next = gridDim.x + atomicAdd(a.counter, 1);
-      const RowTile t = row_tile(a, tile);
+      const u32 own = sm.asked((num_asked - 1) % 2);
+      const RowTile t = kHeavy ? RowTile::load(own) : row_tile(a, tile);
+      // PERF: finders hear of the next row tile as soon as this one is under way.
+      bool asked = !kHeavy;
+      auto ask_next = [&] {
+        if (!asked) ask(a, sm, broadcast(next), num_asked++, lane);
+        asked = true;
+      };
       if (t.row < t.f.num_rows) {
-        const i32 row_end = min_of(t.row + kRows, t.f.num_rows), num_keys = t.f.num_keys;
-        const typename M::RowBlock rows = mask.rows(t.f, t.row, row_end);
-        const Span span = mask.key_span(t.f, rows);
-        const i32 begin = max_of(span.begin, 0) / kKeys;
-        i32 end = ceil_div(min_of(span.end, num_keys), kKeys);
-        const i32 b = varlen ? 0 : t.f.b;
         bool first = true;
-#pragma unroll 1
-        for (; end > begin; end -= 32) {
-          const i32 c = end - 1 - lane;  // lane 0 has the last one
-          Tile cls = Tile::kEmpty;
-          if (c >= begin) {
-            const i32 key_end = min_of((c + 1) * kKeys, num_keys);
-            cls = mask.classify(t.f, rows, mask.cols(t.f, c * kKeys, key_end));
-            // A tile that hangs over the end has columns to hide.
-            if (cls == Tile::kFull && (c + 1) * kKeys > num_keys) cls = Tile::kPartial;
+        auto visit = [&](i32 index, bool partial) {
+          if (lane == 0) {
+            // PERF: read again, since registers are few.
+            const RowTile now = kHeavy ? RowTile::load(own) : t;
+            const i32 b = varlen ? 0 : now.f.b;
+            const i32 note = index << 3 | (first ? kFirst : 0) | (partial ? kPartial : 0);
+            // Q after the announcement: it sends off the last key tile of the row tile before,
+            // without which the consumers may never free Q's slot.
+            loader.announce(note, now.f.k_start + index * kKeys, b, now.f.h / a.seq.group);
+            if (first) load_q(a, sm, map_q, now, b, opened);
           }
-          u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
-          const u32 partial = __ballot_sync(0xffffffffu, cls == Tile::kPartial);
-#pragma unroll 1
-          while (active) {
-            const i32 n = __ffs(active) - 1;
-            active &= active - 1;
-            if (lane == 0) {
-              const i32 index = end - 1 - n;
-              const i32 note =
-                  index << 3 | (first ? kFirst : 0) | (partial >> n & 1 ? kPartial : 0);
-              // Q after the announcement: it sends off the last key tile of the row tile before,
-              // without which the consumers may never free Q's slot.
-              loader.announce(note, t.f.k_start + index * kKeys, b, t.f.h / a.seq.group);
-              if (first) {
-                const i32 slot = opened % kSlots;
-                barrier_wait(sm.q_empty(slot), (opened / kSlots & 1) ^ 1);
-                t.store(sm.tile(opened));
-                barrier_expect(sm.q_full(slot), kQBytes);
-                for (i32 wg = 0; wg < kConsumers; ++wg) {
-                  for (i32 part = 0; part < kParts; ++part) {
-                    load_box(sm.q(slot) + (wg * kParts + part) * 64 * kRowBytes, map_q,
-                             sm.q_full(slot), 64 * part, t.f.q_start + t.row + 64 * wg, t.f.h, b);
-                  }
-                }
-              }
-            }
-            if (first) ++opened;
-            first = false;
-          }
-        }
-        if (first) write_empty(a, t, lane);
+          if (first) ++opened;
+          first = false;
+          ask_next();
+        };
+        visit_tiles(a, mask, t, lane, visit);
+        if (first) write_empty(a, kHeavy ? RowTile::load(own) : t, lane);
       }
+      ask_next();
       tile = broadcast(next);
     }
     if (lane == 0) {
       loader.finish();
       leave(a.counter);
+    }
+  }
+
+  // ---- finders --------------------------------------------------------------------------------
+  /// The cells of partial tiles, as bits [row][key]. PERF: where consumers looked them up, a partial
+  /// tile took three times as long as a full one, mostly waiting: 12 documents, causal, 8K: 396 us,
+  /// so 252.
+  JALI_DEVICE static void find_cells(const ForwardArgs& a, const M& mask, const Shared& sm) {
+    const i32 lane = threadIdx.x & 31;
+    u32 found = 0;
+#pragma unroll 1
+    for (u32 n = 0;; ++n) {
+      const u32 asked = n % 2;
+      barrier_wait(sm.asked_full(asked), n / 2 & 1);
+      const RowTile t = RowTile::load(sm.asked(asked));
+      if (t.f.b < 0) break;
+      auto visit = [&](i32 index, bool partial) {
+        if (!partial) return;
+        const u32 slot = found % kCellSlots;
+        barrier_wait(sm.cells_empty(slot), (found / kCellSlots & 1) ^ 1);
+        auto tile = [&] {
+          const RowTile of = RowTile::load(sm.asked(asked));
+          return tile::TileAt{of.f, of.row, index * kKeys};
+        };
+        tile::find_cells<kRows, kKeys, false, kFinders, kLookupBytes>(mask, tile, sm.cells(slot));
+        __syncwarp();
+        barrier_arrive_if(sm.cells_full(slot), lane == 0);
+        ++found;
+      };
+      if (t.row < t.f.num_rows) visit_tiles(a, mask, t, lane, visit);
+      __syncwarp();
+      barrier_arrive_if(sm.asked_empty(asked), lane == 0);
     }
   }
 
@@ -348,6 +459,7 @@ struct Forward {
     u64 seed;  // of dropout
 
     u32 count = 0;           // key tiles whose S was made
+    u32 hidden = 0;          // those with hidden cells, if these are looked up
     i32 opened = 0;          // row tiles
     i32 note = 0, next = 0;  // the key tile and the one after it
 
@@ -441,44 +553,21 @@ struct Forward {
     }
     /// Cells of a partial tile that are not visible get a score of -infinity.
     JALI_DEVICE void hide() {
-      const RowTile t = row_tile();
-      const typename M::Row rows[2] = {mask.row(t.f, t.row + row()),
-                                       mask.row(t.f, t.row + row() + 8)};
-      auto visible = [&](i32 e, i32 key, const typename M::Col& col) {
-        return (key < t.f.num_keys) & mask.visible(rows[e], col);
-      };
-      if constexpr (kMask == MaskKind::kHeavy) {
-        // Bits first, in a loop (nothing is in flight): unrolled, it takes too many registers.
-#pragma unroll
-        for (i32 j0 = 0; j0 < kKeys / 8; j0 += 16) {
-          u32 bits[2] = {0, 0};
-#pragma unroll 4
-          for (i32 n = 0; n < min_of(32, kKeys / 4 - 2 * j0); ++n) {
-            const i32 key = key_of(j0 + n / 2) + n % 2;
-            const typename M::Col col = mask.col(t.f, key);
-            bits[0] |= static_cast<u32>(visible(0, key, col)) << n;
-            bits[1] |= static_cast<u32>(visible(1, key, col)) << n;
-          }
-#pragma unroll
-          for (i32 n = 0; n < min_of(32, kKeys / 4 - 2 * j0); ++n) {
-#pragma unroll
-            for (i32 e = 0; e < 2; ++e) {
-              float& at = s[4 * (j0 + n / 2) + 2 * e + n % 2];
-              if (!(bits[e] >> n & 1)) at = -infinity();
-            }
-          }
-        }
+      tile::VisibleBits<kGroups> bits;
+      if constexpr (kHeavy) {
+        const u32 slot = hidden % kCellSlots;
+        barrier_wait(sm.cells_full(slot), hidden / kCellSlots & 1);
+        bits.load(sm.cells(slot) + row() * (4 * kGroups));
+        __syncwarp();
+        barrier_arrive_if(sm.cells_empty(slot), lane == 0);
+        ++hidden;
       } else {
-#pragma unroll
-        for (i32 n = 0; n < kKeys / 4; ++n) {
-          const i32 key = key_of(n / 2) + n % 2;
-          const typename M::Col col = mask.col(t.f, key);
-#pragma unroll
-          for (i32 e = 0; e < 2; ++e) {
-            if (!visible(e, key, col)) s[4 * (n / 2) + 2 * e + n % 2] = -infinity();
-          }
-        }
+        const RowTile t = row_tile();
+        bits.look_up(mask, t.f, t.row + row(), first_key());
       }
+      bits.shift(lane);
+      bits.cut(load_shared(sm.num_keys(opened - 1)) - first_key() - 2 * (lane & 3));
+      bits.hide(s, -infinity());
     }
     /// Draws the numbers of dropout for the key tile.
     JALI_DEVICE void draw() {
@@ -605,7 +694,6 @@ struct Forward {
       const u32 stage = count % kStages;
       note = next;
       wait_k();
-      next = read_note(count + 1);
       if (kOpens) begin_row_tile();
       const i32 slot = (opened - 1) % kSlots;
       if (kShape.turns) named_sync(1 + wg, 256);
@@ -617,13 +705,13 @@ struct Forward {
       wgmma_commit();
       multiply_pv(count - 1);
       if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
+      next = read_note(count + 1);  // PERF: beside the MMAs, not before them
       draw();
       wgmma_wait<1>();
       tie(s);
       free_k(stage);
       // No P V beside work that needs P's registers.
-      constexpr bool kTight = (kHides && (kDv > 192 || kMask == MaskKind::kHeavy)) ||
-                              (kDv > 192 && kOptions.per_cell());
+      constexpr bool kTight = kDv > 192 && (kHides || kOptions.per_cell());
       if (kTight) finish_pv(count - 1);
       if (kTight && kOpens) close_row_tile(opened - 2, state);
       if (kOptions.adjusts()) adjust();
@@ -697,12 +785,24 @@ struct Forward {
         barrier_init(sm.v_full(n), 1);
         barrier_init(sm.v_empty(n), 4 * kConsumers);
       }
+      for (i32 n = 0; n < kCellSlots; ++n) {
+        barrier_init(sm.cells_full(n), kFinders);
+        barrier_init(sm.cells_empty(n), 4 * kConsumers);
+      }
+      for (i32 n = 0; n < 2; ++n) {
+        barrier_init(sm.asked_full(n), 1);
+        barrier_init(sm.asked_empty(n), kFinders);
+      }
       barrier_init_fence();
     }
     __syncthreads();
     if (wg == 0) {
       give_registers<kShape.loader_registers>();
-      if (threadIdx.x < 32) produce(a, mask, sm, map_q, map_k, map_v);
+      if (threadIdx.x < 32) {
+        produce(a, mask, sm, map_q, map_k, map_v);
+      } else if constexpr (kHeavy) {
+        find_cells(a, mask, sm);
+      }
     } else {
       take_registers<kShape.consumer_registers>();
       consume(a, mask, sm, wg - 1);

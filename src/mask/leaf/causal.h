@@ -26,6 +26,7 @@ struct Causal {
   JALI_HD Row row(const Frame& f, i32 i) const { return {position(f, offset, i)}; }
   JALI_HD Col col(const Frame&, i32 j) const { return {j}; }
   JALI_HD bool visible(Row r, Col c) const { return c.j <= r.p; }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return key_bits(-kFar, r.p, j, n); }
 
   using RowBlock = Range;  // positions
   using ColBlock = Range;  // keys

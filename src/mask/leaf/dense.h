@@ -27,6 +27,29 @@ struct Dense {
     return {clamp_to(j, 0, tensor.num_cols - 1) * tensor.stride_c};
   }
   JALI_HD bool visible(Row r, Col c) const { return r.cells[c.at] != 0; }
+#if defined(__CUDACC_RTC__)
+  /// 64 cells that lie side by side come as aligned words, shifted into place.
+  __device__ u64 word(Row r, i32 j, i32 n) const {
+    u64 bits = 0;
+    if (tensor.stride_c != 1 || n < 64 || j + 64 > tensor.num_cols) {
+      for (i32 c = 0; c < n; ++c) bits |= u64{visible(r, col({}, j + c))} << c;
+      return bits;
+    }
+    const u64 at = reinterpret_cast<u64>(r.cells + j);
+    const u32* const words = reinterpret_cast<const u32*>(at & ~u64{3});
+    const u32 shift = 8 * static_cast<u32>(at & 3);
+    u32 low = words[0];
+#pragma unroll 8
+    for (i32 c = 0; c < 16; ++c) {
+      const u32 high = c < 15 || shift ? words[c + 1] : 0;
+      // Four bytes, each 0 or 1, to four bits.
+      const u32 four = __vsetne4(__funnelshift_r(low, high, shift), 0) * 0x01020408u >> 24;
+      bits |= u64{four} << 4 * c;
+      low = high;
+    }
+    return bits;
+  }
+#endif
 
   /// Whether any and all cells of these rows (keys) are visible, where the table has one value per
   /// row (per key). Otherwise nothing is known short of reading every cell.

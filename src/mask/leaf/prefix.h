@@ -26,6 +26,9 @@ struct Prefix {
   JALI_HD Row row(const Frame& f, i32) const { return {length.at_batch(f.b)}; }
   JALI_HD Col col(const Frame&, i32 j) const { return {j}; }
   JALI_HD bool visible(Row r, Col c) const { return c.j < r.length; }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const {
+    return key_bits(-kFar, max_of(r.length, 0) - 1, j, n);
+  }
 
   using RowBlock = Row;
   using ColBlock = Range;

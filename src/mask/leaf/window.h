@@ -37,6 +37,7 @@ struct Window {
   }
   JALI_HD Col col(const Frame&, i32 j) const { return {j}; }
   JALI_HD bool visible(Row r, Col c) const { return (r.lo <= c.j) & (c.j <= r.hi); }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return key_bits(r.lo, r.hi, j, n); }
 
   /// First and last key of the first row and of the last row; both ends grow with the row.
   struct RowBlock {
