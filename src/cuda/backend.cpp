@@ -112,13 +112,13 @@ class CudaBackend final : public Backend {
         texts.push_back(std::move(text));
       }
     }
-    if (mask.stored_bytes() > 0) texts.push_back(summarize_text());
+    const std::vector<Source> sources = sources_of(texts, mask);
+    const std::vector<Found> all = find_or_compile_all(sources, arch);
     std::vector<BuiltModule> made;
-    for (const KernelText& text : texts) {
-      const Source source = source_of(text, mask);
-      const Found found = find_or_compile(source, arch);
-      made.push_back({source.name, found.log,
-                      static_cast<std::int64_t>(found.cubin.size() + found.log.size()), found.now});
+    for (std::size_t n = 0; n < all.size(); ++n) {
+      made.push_back({sources[n].name, all[n].log,
+                      static_cast<std::int64_t>(all[n].cubin.size() + all[n].log.size()),
+                      all[n].now});
     }
     return made;
   }

@@ -105,6 +105,9 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   const AttentionProblem& p = call.problem();
   const i32 D = rounded(p.D), Dv = rounded(p.Dv);
   const BackwardTile tile = this->tile(D, Dv);
+  const KernelText module = text(p, grads);
+  const Kernel& main =
+      call.kernel(module, "backward", tile.shared_bytes, [&] { return texts(p, grads); });
   const i32 batches = p.varlen ? 1 : p.B;
   const i64 rows = p.varlen ? p.Tq : p.Lq, keys = p.varlen ? p.Tk : p.Lk;
   const TensorMap q = tensor_map("q", p.q, p.D, rows, p.Hq, batches, tile.rows);
@@ -156,8 +159,6 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.dv_strides = strides_of(grads.dv);
 
   const BiasGradientSums sums(call, grads, a);
-  const KernelText module = text(p, grads);
-  const Kernel& main = call.kernel(module, "backward", tile.shared_bytes);
   const Kernel& prepare = call.kernel(module, "prepare", 0);
   const Kernel& finish = call.kernel(module, "finish", 0);
   void* const mask = call.mask_parameters();

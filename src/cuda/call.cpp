@@ -162,6 +162,25 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   return map;
 }
 
+std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask) {
+  std::vector<Source> sources;
+  for (const KernelText& text : texts) sources.push_back(source_of(text, mask));
+  if (mask.stored_bytes() > 0) sources.push_back(source_of(summarize_text(), mask));
+  return sources;
+}
+
+const Kernel& Call::kernel(const KernelText& first, const char* name, int shared_bytes,
+                           const std::function<std::vector<KernelText>()>& all) const {
+  return find_kernel(
+      first.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
+      [&] { return source_of(first, mask_); },
+      [&] {
+        std::vector<Source> others = sources_of(all(), mask_);
+        others.erase(others.begin());
+        return others;
+      });
+}
+
 const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_bytes) const {
   return find_kernel(text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
                      [&] { return source_of(text, mask_); });

@@ -2,6 +2,7 @@
 // mask as kernels need it, launches on its stream.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -21,6 +22,8 @@ struct KernelText {
 };
 /// What is compiled.
 Source source_of(const KernelText& text, const DeviceMask& mask);
+/// Of all modules, and of the one that builds the mask's stored blocks if it has any.
+std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask);
 /// The module with the kernel that builds stored blocks.
 KernelText summarize_text();
 /// That with the kernel that builds tile maps.
@@ -53,6 +56,10 @@ class Call {
 
   /// A kernel of a text for this call's mask, which is written when it is not loaded yet.
   const Kernel& kernel(const KernelText& text, const char* name, int shared_bytes) const;
+  /// The same of the first of all modules that this call needs, `first`: where it has to be compiled,
+  /// all are, at the same time.
+  const Kernel& kernel(const KernelText& first, const char* name, int shared_bytes,
+                       const std::function<std::vector<KernelText>()>& all) const;
   void launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,
               std::initializer_list<const void*> parameters) const;
 

@@ -121,8 +121,22 @@ Found find_or_compile(const Source& source, const std::string& arch) {
   return from_entry(entry, now);
 }
 
+std::vector<Found> find_or_compile_all(const std::vector<Source>& sources,
+                                       const std::string& arch) {
+  std::vector<std::future<Found>> others;
+  for (std::size_t n = 1; n < sources.size(); ++n) {
+    others.push_back(
+        std::async(std::launch::async, [&, n] { return find_or_compile(sources[n], arch); }));
+  }
+  std::vector<Found> all;
+  if (!sources.empty()) all.push_back(find_or_compile(sources[0], arch));
+  for (std::future<Found>& other : others) all.push_back(other.get());
+  return all;
+}
+
 const Kernel& find_kernel(const std::string& key, const char* name, int device, int shared_bytes,
-                          const std::function<Source()>& make_source) {
+                          const std::function<Source()>& make_source,
+                          const std::function<std::vector<Source>()>& make_beside) {
   static OnceTable<std::string, Library*> libraries;
   static OnceTable<std::string, Kernel> kernels;
   const std::string place = std::to_string(device) + '\0' + name + '\0' + key;
@@ -134,7 +148,11 @@ const Kernel& find_kernel(const std::string& key, const char* name, int device, 
     const DeviceGuard guard(device);
     Library* const library = libraries.get(arch + '\0' + key, [&] {
       Library* loaded = nullptr;
-      const std::string cubin = find_or_compile(make_source(), arch).cubin;
+      std::vector<Source> sources = {make_source()};
+      if (make_beside) {
+        for (Source& source : make_beside()) sources.push_back(std::move(source));
+      }
+      const std::string cubin = find_or_compile_all(sources, arch)[0].cubin;
       d.check(d.library_load(&loaded, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
               "loading a kernel");
       return loaded;

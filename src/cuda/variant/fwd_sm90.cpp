@@ -86,6 +86,8 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     const AttentionProblem& p = call.problem();
     const i32 kD = rounded(p.D), kDv = rounded(p.Dv);
     const ForwardShape shape = shape_of(p);
+    const int shared = shape.shared_bytes(kD, kDv);
+    const Kernel& kernel = call.kernel(text(p), "forward", shared, [&] { return texts(p); });
     const i32 batches = p.varlen ? 1 : p.B;
     const TensorMap q = tensor_map("q", p.q, p.D, p.varlen ? p.Tq : p.Lq, p.Hq, batches, 64);
     const i64 keys = p.varlen ? p.Tk : p.Lk;
@@ -108,8 +110,6 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.out_stride_l = out.stride_l;
     place_lse(call, lse, a);
 
-    const int shared = shape.shared_bytes(kD, kDv);
-    const Kernel& kernel = call.kernel(text(p), "forward", shared);
     void* const mask = call.mask_parameters();
     call.launch(kernel, min_of(a.num_tiles, call.device().num_sms), shape.threads(), shared,
                 {&q, &k, &v, &a, mask});
