@@ -17,6 +17,7 @@ const std::vector<EnvVariable>& env_variables() {
       {"JALI_CHECK", "values | cpu",
        "calls on a GPU check the contents of tables, or also compare with the CPU: slow (read "
        "once)"},
+      {"JALI_NVTX", "1", "marks calls from PyTorch for Nsight by NVTX ranges (read once)"},
       {"JALI_LIBRARY", "path", "libjali_torch.so to load instead of the installed one"},
   };
   return table;
