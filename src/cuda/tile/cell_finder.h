@@ -103,7 +103,8 @@ struct Lookup {
       for (i32 g = 0; g < 2; ++g) {
         const typename L::Col before =
             ptx::by_words(cols[g], [&](u32 word) { return __shfl_up_sync(0xffffffffu, word, 1); });
-        starts[g] = __ballot_sync(0xffffffffu, lane == 0 || !same_words(before, cols[g]));
+        const bool differs = !__is_empty(typename L::Col) && !same_words(before, cols[g]);
+        starts[g] = __ballot_sync(0xffffffffu, lane == 0 || differs);
       }
       return __popc(starts[0]) + __popc(starts[1]) <= kFewRuns
                  ? words_by_runs(leaf, row, cols, starts)

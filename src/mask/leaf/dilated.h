@@ -31,6 +31,14 @@ struct Dilated {
   }
   JALI_HD Col col(const Frame&, i32 j) const { return {j % step.value}; }
   JALI_HD bool visible(Row r, Col c) const { return r.rest == c.rest; }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const {
+    u64 bits = 0;
+    for (i32 c = floor_mod(r.rest - j % step.value, step.value); c < n; c += step.value) {
+      bits |= u64{1} << c;
+      if (step.value >= n) break;  // and c + step may be too large a number
+    }
+    return bits;
+  }
 
   using RowBlock = Range;  // positions
   using ColBlock = Range;  // keys

@@ -105,6 +105,33 @@ struct Neighborhood {
            (static_cast<u32>(c.x[1] - r.lo[1]) <= r.size[1]) &
            (static_cast<u32>(c.x[2] - r.lo[2]) <= r.size[2]);
   }
+  /// Without dilation: line by line of the grid.
+  JALI_HD u64 word(Row r, i32 j, i32 n) const {
+    u64 bits = 0;
+    if (dilation[0].value > 1 || dilation[1].value > 1 || dilation[2].value > 1) {
+      for (i32 c = 0; c < n; ++c) bits |= u64{visible(r, col({}, j + c))} << c;
+      return bits;
+    }
+    if (r.group < 0) return 0;
+    Col c = col({}, j);
+    for (i32 at = 0; at < n;) {
+      const i32 run = min_of(shape[2].value - c.x[2], n - at);
+      if ((static_cast<u32>(c.x[0] - r.lo[0]) <= r.size[0]) &
+          (static_cast<u32>(c.x[1] - r.lo[1]) <= r.size[1])) {
+        const i32 first = r.lo[2] - c.x[2];  // of the row's window in this line, from `at` on
+        const i32 begin = max_of(first, 0),
+                  end = min_of(first + static_cast<i32>(r.size[2]) + 1, run);
+        if (begin < end) bits |= bit_range(at + begin, at + end);
+      }
+      at += run;
+      c.x[2] = 0;
+      if (++c.x[1] == shape[1].value) {
+        c.x[1] = 0;
+        ++c.x[0];
+      }
+    }
+    return bits;
+  }
 
   using RowBlock = Range;  // points, before any check against the grid
   using ColBlock = Range;

@@ -30,6 +30,9 @@ struct RowInterval {
   }
   JALI_HD Col col(const Frame&, i32 j) const { return {j}; }
   JALI_HD bool visible(Row r, Col c) const { return (r.start <= c.j) & (c.j < r.end); }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const {
+    return key_bits(r.start, max_of(r.end, -kFar) - 1, j, n);
+  }
 
   using RowBlock = Intervals;
   using ColBlock = Range;  // keys
