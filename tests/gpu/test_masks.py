@@ -24,6 +24,8 @@ SHAPES = [
     (2, 4, 2, 129, 129), (2, 2, 1, 127, 128), (1, 2, 1, 300, 300), (2, 2, 1, 67, 440),
     (1, 2, 2, 440, 130), (1, 2, 1, 777, 777),
 ]  # fmt: skip
+# More than 32 tiles in a line of a tile map, both ways.
+LONG = (1, 1, 1, 4500, 4700)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -43,3 +45,16 @@ def test_attention(case: Case, record_property) -> None:
         )
         ran += 1
     record_property("cases", ran)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if not (c.square or c.heavy or c.name.startswith("dynamic"))],
+    ids=lambda c: c.name,
+)
+def test_long(case: Case, record_property) -> None:
+    mask, visible, s = made(case, LONG)
+    check_attention(
+        mask, t(visible), Hkv=1, D=64, dtype=torch.bfloat16, seed=s.seed % 1000, device="cuda"
+    )
+    record_property("cases", 1)
