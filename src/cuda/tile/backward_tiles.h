@@ -345,6 +345,37 @@ struct BackwardTiles {
   }
 
   // ---- steps of the consumers -----------------------------------------------------------------
+  /// Waits for the note of row tile number `steps`; its Q comes later.
+  JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number,
+                                    i32& turn) {
+    const u32 stage = steps % kStages;
+    barrier_wait(sm.note_full(stage), steps / kStages & 1);
+    i32 row, h;
+    load_shared(sm.note(stage), flags, number, row, h);
+    flags = broadcast(flags);
+    number = broadcast(number);
+    if (kOrdered) turn = broadcast(load_shared(sm.note(stage) + 16));
+  }
+  /// kOrdered: lets the key tiles that come after this one add to the row tile `sent`, whose dQ this
+  /// warp has sent (none: -1). kByEngine: by the copy engine.
+  template <bool kByEngine>
+  JALI_DEVICE static void end_turn(const BackwardArgs& a, i32& sent, i32 lane) {
+    if (!kOrdered) return;
+    kByEngine ? bulk_wait() : fence_device();
+    __syncwarp();
+    count_if(a.turns + max_of(sent, 0), sent >= 0 & lane == 0);
+    sent = -1;
+  }
+  /// kOrdered: ends the last turn, and waits for the key tiles before this one in row tile `number`,
+  /// whose dQ is sent next if it is due.
+  template <bool kByEngine>
+  JALI_DEVICE static void wait_turn(const BackwardArgs& a, bool due, i32 number, i32 turn,
+                                    i32& sent, i32 lane) {
+    if (!kOrdered) return;
+    end_turn<kByEngine>(a, sent, lane);
+    wait_at_least(a.turns + number, due ? turn * kConsumerWarps : 0);
+    sent = due ? number : -1;
+  }
   /// What accumulators start at: the statistics of the rows; zeros where options come between.
   template <bool kStatistics>
   JALI_DEVICE static void start(float (&x)[kRows / 2], u32 shared) {

@@ -119,32 +119,6 @@ struct Backward {
     // PERF: one register for both.
     JALI_DEVICE u32 steps() const { return counts >> 2; }
     JALI_DEVICE u32 items() const { return counts & 3; }
-    /// Waits for the next row tile's note; its Q comes later.
-    JALI_DEVICE void next_note() {
-      const u32 stage = steps() % kStages;
-      barrier_wait(sm.note_full(stage), steps() / kStages & 1);
-      i32 row, h;
-      load_shared(sm.note(stage), flags, number, row, h);
-      flags = broadcast(flags);
-      number = broadcast(number);
-      if (kOrdered) turn = broadcast(load_shared(sm.note(stage) + 16));
-    }
-    /// kOrdered: lets the key tiles that come after this one add to the row tile of the last dQ.
-    JALI_DEVICE void end_turn() {
-      if (!kOrdered) return;
-      bulk_wait();
-      __syncwarp();
-      count_if(a.turns + max_of(sent, 0), sent >= 0 & lane == 0);
-      sent = -1;
-    }
-    /// kOrdered: waits for the key tiles before this one.
-    JALI_DEVICE void wait_turn(bool due) {
-      if (!kOrdered) return;
-      end_turn();
-      wait_at_least(a.turns + last_number, due ? last_turn * Tiles::kConsumerWarps : 0);
-      sent = due ? last_number : -1;
-    }
-
     /// This warpgroup's part of dQ = dS K.
     JALI_DEVICE void multiply_dq(u32 buffer) {
       const u32 x = descriptor(ds_buffer(sm, buffer) + (kSplitsRows ? wg * kKHalf : 0), 16);
@@ -234,7 +208,7 @@ struct Backward {
       }
       fence_async();
       __syncwarp();
-      wait_turn(due);
+      Tiles::template wait_turn<true>(a, due, last_number, last_turn, sent, lane);
       const u32 bytes = (kSplitsRows || wg == 1 ? kOddBlocks : 8) * 512;
       add_bulk_if(a.dq_sum + i64(last_number) * kTile.dq_floats + warp * 1024, from, bytes,
                   due & lane == 0);
@@ -312,7 +286,7 @@ struct Backward {
       wgmma_wait<1>();
       tie(dq());
       send_dq(last_buffer, due);
-      next_note();
+      Tiles::next_note(sm, steps(), flags, number, turn);
       wgmma_wait<0>();
       tie(p);
       tie(ds);
@@ -355,7 +329,7 @@ struct Backward {
       Tiles::store(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
                    item, first_key, lane);
       Tiles::store(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane);
-      end_turn();
+      Tiles::template end_turn<true>(a, sent, lane);
     }
   };
 
@@ -370,7 +344,7 @@ struct Backward {
         [&](const Shared& sm, const Notes* notes, i32 wg) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) - 4;
           Consumer c{a, sm, notes, wg, warp, lane, warp * 16};
-          c.next_note();
+          Tiles::next_note(sm, 0, c.flags, c.number, c.turn);
           while (!(c.flags & Tiles::kEnd)) c.run_item();
           bulk_wait();
         });

@@ -94,32 +94,6 @@ struct BackwardWide {
     u32 w[16];            // dS or P
     u32 kept[1];          // by dropout, a bit a cell
 
-    /// Waits for the next row tile's note; its Q comes later.
-    JALI_DEVICE void next_note() {
-      const u32 stage = steps % kStages;
-      barrier_wait(sm.note_full(stage), steps / kStages & 1);
-      i32 row, h;
-      load_shared(sm.note(stage), flags, number, row, h);
-      flags = broadcast(flags);
-      number = broadcast(number);
-      if (kOrdered) turn = broadcast(load_shared(sm.note(stage) + 16));
-    }
-    /// kOrdered: lets the key tiles that come after this one add to the row tile of the last dQ.
-    JALI_DEVICE void end_turn() {
-      if (!kOrdered) return;
-      fence_device();
-      __syncwarp();
-      count_if(a.turns + max_of(sent, 0), sent >= 0 & lane == 0);
-      sent = -1;
-    }
-    /// kOrdered: waits for the key tiles before this one.
-    JALI_DEVICE void wait_turn(bool due) {
-      if (!kOrdered) return;
-      end_turn();
-      wait_at_least(a.turns + last_number, due ? last_turn * Tiles::kConsumerWarps : 0);
-      sent = due ? last_number : -1;
-    }
-
     /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
     JALI_DEVICE void multiply_dq(u32 buffer, i32 block) {
       const u32 y = descriptor(ds_buffer(sm, buffer), 16);
@@ -291,14 +265,14 @@ struct BackwardWide {
       ++steps;
       wgmma_wait<1>();
       tie(x);
-      wait_turn(due);
+      Tiles::template wait_turn<false>(a, due, last_number, last_turn, sent, lane);
       if (kBlocks > 0) send_dq(0, due);
       if (kBlocks > 1) {
         tie(x);
         wgmma_fence();
         multiply_dq(last_buffer, 1);
       }
-      next_note();
+      Tiles::next_note(sm, steps, flags, number, turn);
       wgmma_wait<0>();
       tie(w);
       tie(x);
@@ -326,7 +300,7 @@ struct BackwardWide {
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps - 1) % 2;
       barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
-      wait_turn(true);
+      Tiles::template wait_turn<false>(a, true, last_number, last_turn, sent, lane);
 #pragma unroll
       for (i32 block = 0; block < kBlocks; ++block) {
         tie(x);
@@ -346,10 +320,10 @@ struct BackwardWide {
         Tiles::store(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
                      item, warp * 16, lane);
       }
-      end_turn();
+      Tiles::template end_turn<false>(a, sent, lane);
     }
     JALI_DEVICE void run() {
-      next_note();
+      Tiles::next_note(sm, steps, flags, number, turn);
       while (!(flags & Tiles::kEnd)) run_item();
     }
   };
