@@ -169,21 +169,11 @@ std::vector<Source> sources_of(const std::vector<KernelText>& texts, const Devic
   return sources;
 }
 
-const Kernel& Call::kernel(const KernelText& first, const char* name, int shared_bytes,
+const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_bytes,
                            const std::function<std::vector<KernelText>()>& all) const {
   return find_kernel(
-      first.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
-      [&] { return source_of(first, mask_); },
-      [&] {
-        std::vector<Source> others = sources_of(all(), mask_);
-        others.erase(others.begin());
-        return others;
-      });
-}
-
-const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_bytes) const {
-  return find_kernel(text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
-                     [&] { return source_of(text, mask_); });
+      text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
+      [&] { return all ? sources_of(all(), mask_) : std::vector<Source>{source_of(text, mask_)}; });
 }
 
 void Call::launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,

@@ -54,12 +54,11 @@ class Call {
   /// The classes of all tiles of rows x keys, by row tiles (or by key tiles): the source "stored".
   TileMap tile_map(i32 rows, i32 keys, bool key_lines);
 
-  /// A kernel of a text for this call's mask, which is written when it is not loaded yet.
-  const Kernel& kernel(const KernelText& text, const char* name, int shared_bytes) const;
-  /// The same of the first of all modules that this call needs, `first`: where it has to be compiled,
-  /// all are, at the same time.
-  const Kernel& kernel(const KernelText& first, const char* name, int shared_bytes,
-                       const std::function<std::vector<KernelText>()>& all) const;
+  /// A kernel of a text for this call's mask, which is written when it is not loaded yet. `all`: the
+  /// modules that the call needs, this text first; where it has to be compiled, all are, at the same
+  /// time.
+  const Kernel& kernel(const KernelText& text, const char* name, int shared_bytes,
+                       const std::function<std::vector<KernelText>()>& all = {}) const;
   void launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,
               std::initializer_list<const void*> parameters) const;
 

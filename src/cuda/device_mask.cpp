@@ -121,13 +121,6 @@ std::vector<u64> DeviceMask::parameters(void* stored) const {
   return words;
 }
 
-bool wants_map(const BoundMask& mask) {
-  for (const auto& leaf : mask.leaves()) {
-    if (!leaf->device_light()) return true;
-  }
-  return false;
-}
-
 Sequences sequences_of(const BoundMask& mask) {
   const Shape& s = mask.shape();
   Sequences out;

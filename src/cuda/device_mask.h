@@ -49,10 +49,6 @@ class DeviceMask {
   i64 stored_bytes_ = 0;
 };
 
-/// Whether kernels visit tiles by a map (kernel/tile_map.h): a leaf reads tables or is costly. Else
-/// their loaders classify tiles themselves.
-bool wants_map(const BoundMask& mask);
-
 /// The sequences of the problem that a mask is bound to.
 Sequences sequences_of(const BoundMask& mask);
 

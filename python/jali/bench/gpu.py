@@ -35,12 +35,19 @@ def pictures(report: Report, rounds: int, folder: Path) -> None:
     print(f"{folder}/gpu_length.png and gpu_density.png written")
 
 
+def repeated(call: Call, times: int) -> Call:
+    def run() -> None:
+        for _ in range(times):
+            call()
+
+    return run
+
+
 def by_events(function: Call, calls: int) -> float:
     """Seconds of so many calls on the device."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
-    for _ in range(calls):
-        function()
+    repeated(function, calls)()
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / 1e3
@@ -128,8 +135,17 @@ def measure(
         return interleaved(able, rounds, problem.calls())
 
 
-# name, problem, causal, goals (floor, goal) of forward and backward against cuDNN
+# (floor, goal) of forward and backward
 Goals = tuple[tuple[float, float], tuple[float, float]]
+
+
+def against(result: Result, floor: float, goal: float) -> str:
+    """Floor and goal as printed behind a number: the goal is met, the floor is (·), or neither."""
+    mark = "✓" if result.value >= goal else "·" if result.passed else "✗"
+    return f"{floor:.2f} → {goal:.2f} {mark}"
+
+
+# name, problem, causal, goals against cuDNN
 DENSE: list[tuple[str, Problem, bool, Goals]] = [
     ("d128 16K", Problem(1, 16, 16, 16384, 128, 128), False, ((1.10, 1.13), (1.17, 1.25))),
     ("d128 16K causal", Problem(1, 16, 16, 16384, 128, 128), True, ((1.20, 1.27), (1.20, 1.28))),
@@ -170,8 +186,8 @@ def dense(report: Report, rounds: int) -> None:
             )  # fmt: skip
             print(
                 f"  {name:24}{speed['jali']:7.0f}{speed.get('cudnn', float('nan')):8.0f}"
-                f"{speed.get('flash', float('nan')):8.0f}{result.value:8.2f}  {floor:.2f} → "
-                f"{goal:.2f} {'✓' if result.value >= goal else '·' if result.passed else '✗'}",
+                f"{speed.get('flash', float('nan')):8.0f}{result.value:8.2f}  "
+                f"{against(result, floor, goal)}",
                 flush=True,
             )
 
@@ -217,14 +233,6 @@ def visible_cells(problem: Problem, mask: jali.Mask) -> float:
     return float(jali.explain(one, one, one, mask).num_visible)
 
 
-def repeated(call: Call, times: int) -> Call:
-    def run() -> None:
-        for _ in range(times):
-            call()
-
-    return run
-
-
 def sparse(report: Report, rounds: int) -> None:
     """The speed on visible cells against the dense speed of the same run."""
     base = Problem(1, 16, 16, 16384, 128, 128)
@@ -250,9 +258,8 @@ def sparse(report: Report, rounds: int) -> None:
             section = "masks, backward" if backward else "masks, forward"
             result = report.add(Result(section, name, speed / full, "x dense", goal=floor,
                                        detail={"jali": speed, "dense": full}))  # fmt: skip
-            mark = "✓" if result.value >= goal else "·" if result.passed else "✗"
-            print(f"  {name:28}{speed:7.0f}{full:7.0f}{result.value:8.2f}  {floor:.2f} → "
-                  f"{goal:.2f} {mark}", flush=True)  # fmt: skip
+            print(f"  {name:28}{speed:7.0f}{full:7.0f}{result.value:8.2f}  "
+                  f"{against(result, floor, goal)}", flush=True)  # fmt: skip
 
 
 def flex_cases() -> list[tuple[str, jali.Mask, Any]]:

@@ -135,8 +135,7 @@ std::vector<Found> find_or_compile_all(const std::vector<Source>& sources,
 }
 
 const Kernel& find_kernel(const std::string& key, const char* name, int device, int shared_bytes,
-                          const std::function<Source()>& make_source,
-                          const std::function<std::vector<Source>()>& make_beside) {
+                          const std::function<std::vector<Source>()>& make_sources) {
   static OnceTable<std::string, Library*> libraries;
   static OnceTable<std::string, Kernel> kernels;
   const std::string place = std::to_string(device) + '\0' + name + '\0' + key;
@@ -148,11 +147,7 @@ const Kernel& find_kernel(const std::string& key, const char* name, int device, 
     const DeviceGuard guard(device);
     Library* const library = libraries.get(arch + '\0' + key, [&] {
       Library* loaded = nullptr;
-      std::vector<Source> sources = {make_source()};
-      if (make_beside) {
-        for (Source& source : make_beside()) sources.push_back(std::move(source));
-      }
-      const std::string cubin = find_or_compile_all(sources, arch)[0].cubin;
+      const std::string cubin = find_or_compile_all(make_sources(), arch)[0].cubin;
       d.check(d.library_load(&loaded, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
               "loading a kernel");
       return loaded;

@@ -26,11 +26,10 @@ Found find_or_compile(const Source& source, const std::string& arch);
 
 /// The kernel `name` of a source on a device, loaded once per process and device with room for
 /// `shared_bytes` of dynamic shared memory. `key` stands for the source, which is made only when the
-/// kernel is not loaded yet. Thread-safe; two threads never compile the same source. `make_beside`:
-/// sources that will be asked for soon, compiled at the same time if this one has to be.
+/// kernel is not loaded yet: the first of `make_sources`. The others will be asked for soon; they are
+/// compiled at the same time. Thread-safe; two threads never compile the same source.
 const Kernel& find_kernel(const std::string& key, const char* name, int device, int shared_bytes,
-                          const std::function<Source()>& make_source,
-                          const std::function<std::vector<Source>()>& make_beside = {});
+                          const std::function<std::vector<Source>()>& make_sources);
 
 /// find_or_compile of each, in threads of their own but the first.
 std::vector<Found> find_or_compile_all(const std::vector<Source>& sources, const std::string& arch);

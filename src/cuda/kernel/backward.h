@@ -3,7 +3,8 @@
 // A pass is three kernels. `prepare` (a block of 256 threads a row tile and query head: grid
 // row_tiles · Hq) writes a statistic of every row and clears the fp32 sum of dq; the main kernel
 // (variant/bwd_*.cuh; one block owns a tile of keys at a time) writes dk and dv and adds to that sum;
-// `finish` (grid as prepare) rounds it to dq. Scratch, all fp32, `row_tiles · Hq` tiles, none of it has to be cleared by the host:
+// `finish` (grid as prepare) rounds it to dq. Scratch, all fp32, `row_tiles · Hq` tiles, none of it
+// has to be cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
 // The gradients of what was added to scores are sums of the scores' gradients. For a bias over keys
 // the main kernel sums the rows that see its key tile; for one over rows and keys it writes or adds

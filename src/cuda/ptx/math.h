@@ -60,18 +60,22 @@ JALI_DEVICE u32 shuffle_xor(u32 x, i32 lanes) {
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lanes));
   return y;
 }
+/// Any value as words; what pads the last one may be anything.
+template <class T>
+union Words {
+  static constexpr i32 kCount = (static_cast<i32>(sizeof(T)) + 3) / 4;
+  T value;
+  u32 words[kCount];
+  JALI_DEVICE Words() {}
+  JALI_DEVICE explicit Words(const T& x) : value(x) {}
+};
 /// exchange(word) of every word of x.
 template <class T, class Exchange>
 JALI_DEVICE T by_words(const T& x, Exchange exchange) {
-  constexpr i32 kWords = (static_cast<i32>(sizeof(T)) + 3) / 4;
-  union Words {
-    T value;
-    u32 words[kWords];
-    JALI_DEVICE Words() {}
-  } from, to;
-  from.value = x;
+  const Words<T> from(x);
+  Words<T> to;
 #pragma unroll
-  for (i32 n = 0; n < kWords; ++n) to.words[n] = exchange(from.words[n]);
+  for (i32 n = 0; n < Words<T>::kCount; ++n) to.words[n] = exchange(from.words[n]);
   return to.value;
 }
 /// Half a 2 x 2 transpose with the lane `lanes` away: the upper lane gives x, the lower one y.

@@ -20,17 +20,10 @@ struct RowWords {
 /// Whether all words are the same; what pads a type may differ.
 template <class T>
 JALI_DEVICE bool same_words(const T& x, const T& y) {
-  constexpr i32 kWords = ceil_div<i32>(sizeof(T), 4);
+  const ptx::Words<T> a(x), b(y);
   bool same = true;
-  union Words {
-    T value;
-    u32 words[kWords];
-    JALI_DEVICE Words() {}
-  } a, b;
-  a.value = x;
-  b.value = y;
 #pragma unroll
-  for (i32 n = 0; n < kWords; ++n) same &= a.words[n] == b.words[n];
+  for (i32 n = 0; n < ptx::Words<T>::kCount; ++n) same &= a.words[n] == b.words[n];
   return same;
 }
 

@@ -14,8 +14,12 @@ i32 rounded(i32 dim) { return ceil_div(dim, 32) * 32; }
 
 MaskKind kind_of(const BoundMask& mask) {
   if (mask.trivial()) return MaskKind::kNone;
-  return wants_map(mask) ? MaskKind::kHeavy : MaskKind::kLight;
+  for (const auto& leaf : mask.leaves()) {
+    if (!leaf->device_light()) return MaskKind::kHeavy;
+  }
+  return MaskKind::kLight;
 }
+bool is_heavy(const BoundMask& mask) { return kind_of(mask) == MaskKind::kHeavy; }
 const char* text_of(MaskKind kind) {
   return kind == MaskKind::kNone    ? "MaskKind::kNone"
          : kind == MaskKind::kLight ? "MaskKind::kLight"
@@ -53,9 +57,7 @@ class ForwardSm90 final : public ForwardVariant {
   std::vector<KernelText> texts(const AttentionProblem& p) const override {
     const ForwardShape shape = shape_of(p);
     std::vector<KernelText> all = {text(p)};
-    if (wants_map(*p.mask)) {
-      all.push_back(map_text(shape.rows(), shape.keys, false));
-    }
+    if (is_heavy(*p.mask)) all.push_back(map_text(shape.rows(), shape.keys, false));
     return all;
   }
 
@@ -102,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
                                                  : ceil_div(p.Lq, shape.rows()));
     a.num_tiles = a.tiles_per_head * a.heads();
     a.section = forward_section(a.heads(), a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv));
-    if (wants_map(*p.mask)) a.map = call.tile_map(shape.rows(), shape.keys, false);
+    if (is_heavy(*p.mask)) a.map = call.tile_map(shape.rows(), shape.keys, false);
     a.counter = call.counters(2);
     a.out = out.data;
     a.out_stride_b = out.stride_b;

@@ -16,6 +16,8 @@
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader; q_empty, k_empty, v_empty: one
 //           arrival a consumer warp, when the tensor cores have read the slot. asked_full: 1, by the
 //           loader; asked_empty, cells_full: one a finder warp; cells_empty: one a consumer warp.
+// Here      for host and kernel: ForwardShape, forward_shape, ForwardArgs; Forward: Shared, RowTile,
+//           Loader and produce (warp 0), find_cells (warps 1 to 3), Consumer and consume, run.
 #pragma once
 
 #include "cuda/kernel/sequences.h"
