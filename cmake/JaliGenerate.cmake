@@ -70,7 +70,7 @@ file(CONFIGURE OUTPUT generated/variant_list.h @ONLY NEWLINE_STYLE UNIX CONTENT
 # The pack starts from the leaves, what predicates are made of and the kernels, and follows their
 # includes.
 file(GLOB kernel_texts CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/variant/*.cuh
-     ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/kernel/*.h)
+     ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/kernel/*.h ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/tile/*.h)
 set(pack_roots ${leaf_headers} ${CMAKE_CURRENT_SOURCE_DIR}/src/mask/predicate/generated.h
     ${kernel_texts})
 file(GLOB_RECURSE pack_candidates CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/base/*.h

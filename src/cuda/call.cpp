@@ -125,7 +125,7 @@ KernelText map_text(i32 rows, i32 keys, bool key_lines) {
                                (key_lines ? "true" : "false");
   return {"map_tiles " + instance, [instance] {
             return R"(
-#include "cuda/kernel/tile_map.h"
+#include "cuda/tile/map_tiles.h"
 namespace jali::cuda {
 extern "C" __global__ void __launch_bounds__(256)
     map(const __grid_constant__ M mask, const __grid_constant__ Sequences s,
@@ -156,7 +156,11 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   map.data = static_cast<u64*>(allocate(words * 8));
   void* const parameters = mask_parameters();
   const Kernel& build = kernel(map_text(rows, keys, key_lines), "map", 0);
-  const i64 blocks = clamp_to<i64>(ceil_div<i64>(words, kThreads / 32), 1, 16 * device().num_sms);
+  // A block a word where it asks cells, else a warp.
+  bool unsure = false;
+  for (const auto& leaf : mask.leaves()) unsure |= leaf->device_unsure();
+  const i64 wanted = unsure ? words : ceil_div<i64>(words, kThreads / 32);
+  const i64 blocks = clamp_to<i64>(wanted, 1, 16 * device().num_sms);
   const i32 num_lines = static_cast<i32>(lines);
   launch(build, blocks, kThreads, 0, {parameters, &sequences_, &map, &num_lines, &heads});
   return map;

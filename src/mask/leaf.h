@@ -16,6 +16,8 @@
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
 //   kLight = true                          optional: row() and word() are a few instructions on
 //                                          numbers, so that GPU kernels call them between MMAs
+//   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
+//                                          tiles had better ask their cells
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
 // and defines merge(RowBlock, RowBlock) / merge(ColBlock, ColBlock); the plan then stores one block
 // per 64 rows/keys. Host, CPU kernels and GPU kernels compile this same text.

@@ -63,7 +63,8 @@ class LeafNode {
   // the structure alone), the text that defines it, its parameters, and bounds of sizeof RowBlock
   // and ColBlock there.
   virtual std::string device_type() const = 0;
-  virtual bool device_light() const { return false; }  // see kLight in mask/leaf.h
+  virtual bool device_light() const { return false; }   // see kLight in mask/leaf.h
+  virtual bool device_unsure() const { return false; }  // see kUnsure there
   virtual std::string device_definition() const = 0;
   virtual LeafBytes device_bytes() const = 0;
   virtual int device_row_block_bytes() const { return row_block_bytes(); }

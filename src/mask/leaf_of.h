@@ -86,6 +86,9 @@ class LeafOf final : public LeafNode {
     if constexpr (requires { L::kLight; }) return L::kLight;
     return false;
   }
+  bool device_unsure() const override {
+    return requires { L::kUnsure; };
+  }
   std::string device_definition() const override {
     return std::string("#include \"mask/leaf/") + L::kName + ".h\"\n";
   }

@@ -28,49 +28,6 @@ struct TileMap {
 #if defined(__CUDACC_RTC__)
 namespace jali::cuda {
 
-/// Lines are row tiles of kRows (or key tiles of kKeys); one warp classifies 32 tiles at a time.
-/// lines: of one head, of all sequences where tokens are packed.
-template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
-__device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,
-                          i32 num_heads) {
-  constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
-  const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
-  const i32 lane = threadIdx.x & 31;
-  const i64 warp = (blockIdx.x * i64{blockDim.x} + threadIdx.x) / 32;
-  const i64 num_warps = gridDim.x * i64{blockDim.x} / 32;
-  const i32 batches = map.stride_b ? s.B : 1;
-  const i64 units = i64{lines} * map.words * num_heads * batches;
-  for (i64 unit = warp; unit < units; unit += num_warps) {
-    const i32 word = static_cast<i32>(unit % map.words);
-    const i64 rest = unit / map.words;
-    const i32 n = static_cast<i32>(rest % lines);
-    const i32 h = static_cast<i32>(rest / lines % num_heads) * map.head_div;
-    i32 b = static_cast<i32>(rest / lines / num_heads), begin = n * kLine;
-    if (cu) {
-      b = sequence_of(cu, s.B, n, kLine);
-      begin = (n - first_slot(cu[b], b, kLine)) * kLine;
-    }
-    const Frame f = frame_of(s, b, h);
-    const i32 length = kKeyLines ? f.num_keys : f.num_rows;
-    const i32 across = kKeyLines ? f.num_rows : f.num_keys;
-    if (begin >= length || word * 32 * kAcross >= across) continue;  // nobody asks for it
-    const i32 end = min_of(begin + kLine, length);
-    const i32 at = (word * 32 + lane) * kAcross;
-    Tile cls = Tile::kEmpty;
-    if (at < across) {
-      const i32 to = min_of(at + kAcross, across);
-      const i32 i0 = kKeyLines ? at : begin, i1 = kKeyLines ? to : end;
-      const i32 j0 = kKeyLines ? begin : at, j1 = kKeyLines ? end : to;
-      cls = mask.classify(f, mask.rows(f, i0, i1), mask.cols(f, j0, j1));
-      // A tile that hangs over the last key has columns to hide.
-      if (cls == Tile::kFull && j0 + kKeys > f.num_keys) cls = Tile::kPartial;
-    }
-    const u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
-    const u32 full = __ballot_sync(0xffffffffu, cls == Tile::kFull);
-    if (lane == 0) map.line(f, n)[word] = u64{full} << 32 | active;
-  }
-}
-
 /// Visits the active tiles of a line, the last one first if kDown; all lanes of a warp together.
 /// visit(index, partial)
 template <bool kDown, class Visit>

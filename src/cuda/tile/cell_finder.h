@@ -152,6 +152,31 @@ JALI_DEVICE u32 transposed(u32 word, i32 lane) {
   return word;
 }
 
+/// The class of rows [i0, i1) and keys [j0, j1) by asking every cell; all lanes of a warp together.
+template <class M>
+JALI_DEVICE Tile class_of_cells(const M& mask, const Frame& f, i32 i0, i32 i1, i32 j0, i32 j1) {
+  const i32 lane = threadIdx.x & 31;
+  bool any = false, all = true;
+#pragma unroll 1
+  for (i32 i = i0; i < i1 && (all || !any); i += 32) {
+    bool seen = false, hidden = false;
+#pragma unroll 1
+    for (i32 j = j0; j < j1; j += 64) {
+      Lookup<M> found;
+      // Lanes behind the last row repeat it.
+      found.look_up(mask, f, min_of(i + lane, i1 - 1), j + lane);
+      const RowWords bits = found.words(mask, j, lane);
+      const u64 word = u64{bits.words[1]} << 32 | bits.words[0],
+                inside = key_bits(j0, j1 - 1, j, 64);
+      seen |= (word & inside) != 0;
+      hidden |= (~word & inside) != 0;
+    }
+    any |= __any_sync(0xffffffffu, seen) != 0;
+    all &= __any_sync(0xffffffffu, hidden) == 0;
+  }
+  return tile_of(!any, all);
+}
+
 /// A tile to look at: its first row and key.
 struct TileAt {
   Frame f;
