@@ -22,6 +22,10 @@ JALI_HD constexpr Span hull(Span a, Span b) {
 template <class M>
 concept HasWord = requires(const M& m, typename M::Row r, i32 j) { m.word(r, j, j); };
 
+/// Whether it has among().
+template <class M>
+concept IsLight = requires(const M& m, typename M::Row r, KeyRun keys) { m.among(r, keys); };
+
 /// What And and Or share: a pair of everything.
 template <class A, class B>
 struct Pair {
@@ -70,6 +74,12 @@ struct And : Pair<A, B> {
   {
     return this->a.word(r.a, j, n) & this->b.word(r.b, j, n);
   }
+  template <class Keys>
+  JALI_HD auto among(Row r, Keys keys) const
+    requires(IsLight<A> && IsLight<B>)
+  {
+    return this->a.among(r.a, keys) & this->b.among(r.b, keys);
+  }
   JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
     return min_of(this->a.classify(f, r.a, c.a), this->b.classify(f, r.b, c.b));
   }
@@ -93,6 +103,12 @@ struct Or : Pair<A, B> {
     requires(HasWord<A> && HasWord<B>)
   {
     return this->a.word(r.a, j, n) | this->b.word(r.b, j, n);
+  }
+  template <class Keys>
+  JALI_HD auto among(Row r, Keys keys) const
+    requires(IsLight<A> && IsLight<B>)
+  {
+    return this->a.among(r.a, keys) | this->b.among(r.b, keys);
   }
   JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
     return max_of(this->a.classify(f, r.a, c.a), this->b.classify(f, r.b, c.b));
@@ -123,6 +139,12 @@ struct Not {
     requires(HasWord<A>)
   {
     return ~a.word(r, j, n) & bit_range(0, n);
+  }
+  template <class Keys>
+  JALI_HD auto among(Row r, Keys keys) const
+    requires(IsLight<A>)
+  {
+    return ~a.among(r, keys);
   }
   JALI_HD RowBlock rows(const Frame& f, i32 i0, i32 i1) const { return a.rows(f, i0, i1); }
   JALI_HD ColBlock cols(const Frame& f, i32 j0, i32 j1) const { return a.cols(f, j0, j1); }

@@ -14,8 +14,9 @@
 //   Tile classify(frame, RowBlock, ColBlock)   O(1); kPartial when unsure, never wrongly else
 //   Span key_span(frame, RowBlock)         the keys that these rows can reach at all
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
-//   kLight = true                          optional: row() and word() are a few instructions on
-//                                          numbers, so that GPU kernels call them between MMAs
+//   among(Row, keys)                       optional, where it is keys.between() of a few numbers,
+//                                          combined with & | ~: which of some keys the row sees, as
+//                                          bits. GPU kernels call it between MMAs (light leaves)
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
 //                                          tiles had better ask their cells
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
@@ -86,6 +87,12 @@ JALI_HD constexpr u64 key_bits(i32 lo, i32 hi, i32 j, i32 n) {
   const i32 begin = max_of(lo, j) - j, end = max_of(min_of(hi, j + n - 1), j - 1) - j + 1;
   return begin < end ? bit_range(begin, end) : 0;
 }
+
+/// Keys [j, j + n), 0 < n <= 64, for a leaf's among().
+struct KeyRun {
+  i32 j, n;
+  JALI_HD constexpr u64 between(i32 lo, i32 hi) const { return key_bits(lo, hi, j, n); }
+};
 
 /// An integer parameter: absent, one number, or one number per batch entry or head (int32 table).
 struct Scalar {

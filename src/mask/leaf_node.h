@@ -63,7 +63,8 @@ class LeafNode {
   // the structure alone), the text that defines it, its parameters, and bounds of sizeof RowBlock
   // and ColBlock there.
   virtual std::string device_type() const = 0;
-  virtual bool device_light() const { return false; }   // see kLight in mask/leaf.h
+  // Of a light leaf's Row (mask/leaf.h, among()); 0: it is none.
+  virtual int device_light_row_bytes() const { return 0; }
   virtual bool device_unsure() const { return false; }  // see kUnsure there
   virtual std::string device_definition() const = 0;
   virtual LeafBytes device_bytes() const = 0;

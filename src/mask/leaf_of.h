@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "mask/binder.h"
+#include "mask/combine.h"
 #include "mask/leaf_functions.h"
 #include "mask/leaf_node.h"
 
@@ -82,10 +83,7 @@ class LeafOf final : public LeafNode {
     functions_.fill(&leaf_, f, i0, i1, j0, j1, bits, stride);
   }
   std::string device_type() const override { return "leaf::" + camel_case(L::kName); }
-  bool device_light() const override {
-    if constexpr (requires { L::kLight; }) return L::kLight;
-    return false;
-  }
+  int device_light_row_bytes() const override { return IsLight<L> ? sizeof(typename L::Row) : 0; }
   bool device_unsure() const override {
     return requires { L::kUnsure; };
   }

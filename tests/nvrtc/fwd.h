@@ -1,6 +1,7 @@
 // FORWARD(name, T, D, Dv, mask, options…): one forward kernel.
 #pragma once
 
+#include "cuda/kernel/stored.h"
 #include "cuda/variant/fwd_sm90.cuh"
 #include "mask/leaf/causal.h"
 #include "mask/leaf/document.h"
@@ -11,7 +12,7 @@ using namespace jali;
 using namespace jali::cuda;
 
 using Streaming = And<leaf::Causal, Or<leaf::Window, leaf::Prefix>>;
-using Documents = And<leaf::Causal, leaf::Document>;
+using Documents = And<leaf::Causal, Stored<leaf::Document>>;
 
 /// What the host finds for the masks of these tests.
 template <class M>

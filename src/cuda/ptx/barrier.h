@@ -47,6 +47,16 @@ JALI_DEVICE void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+/// Passes at once unless `condition`.
+JALI_DEVICE void barrier_wait_if(u32 barrier, u32 parity, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.eq.b32 q, %2, 0;\n@q bra done;\n"
+      "wait:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra done;\nbra wait;\ndone:\n}" ::"r"(barrier),
+      "r"(parity), "r"(static_cast<i32>(condition))
+      : "memory");
+}
+
 // Named barriers 1 to 15 (0 is __syncthreads): `threads` of the block, those that wait and those
 // that only arrive.
 JALI_DEVICE void named_sync(i32 id, i32 threads) {

@@ -60,6 +60,12 @@ JALI_DEVICE u32 shuffle_xor(u32 x, i32 lanes) {
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lanes));
   return y;
 }
+/// `count` ones from bit `first` on, both at least 0; those behind bit 31 fall away.
+JALI_DEVICE u32 bit_mask(i32 first, i32 count) {
+  u32 mask;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(mask) : "r"(first), "r"(count));
+  return mask;
+}
 /// Any value as words; what pads the last one may be anything.
 template <class T>
 union Words {

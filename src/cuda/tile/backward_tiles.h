@@ -317,11 +317,12 @@ struct BackwardTiles {
 
   // ---- finders --------------------------------------------------------------------------------
   /// The other warps of the loader's warpgroup look up the cells of partial tiles.
-  JALI_DEVICE static void find_cells(const M& mask, const Shared& sm, const Notes* notes) {
-    const i32 lane = threadIdx.x & 31;
+  JALI_DEVICE static void find_cells(const M& mask, const Shared& shared, const Notes* notes) {
     u32 items = 0;
 #pragma unroll 1
     for (u32 steps = 0;; ++steps) {
+      // Addresses are made anew, since registers are few.
+      const Shared sm{static_cast<u32>(opaque(static_cast<i32>(shared.base)))};
       const u32 stage = steps % kStages;
       barrier_wait(sm.note_full(stage), steps / kStages & 1);
       i32 flags, number, row, h;
@@ -336,9 +337,10 @@ struct BackwardTiles {
           load_shared(sm.note(stage), flags, number, at.row, at.f.h);
           return at;
         };
-        tile::find_cells<kRows, kKeys, true, kFinders, 20>(mask, tile, sm.cells(stage));
+        tile::find_cells<kRows, kKeys, true, kFinders, 1>(mask, tile, sm.cells(stage));
       }
       __syncwarp();
+      const i32 lane = opaque(threadIdx.x & 31);
       barrier_arrive_if(sm.cells_full(stage), lane == 0);
       barrier_arrive_if(sm.rows_empty(stage), lane == 0);
     }
@@ -423,26 +425,26 @@ struct BackwardTiles {
   }
   /// What hiding the cells of a partial tile needs: those of the thread's two keys.
   struct Hiding {
-    bool in[2];
-    VisibleBits<kRows / 32> visible;  // kMapped
+    VisibleBits<kRows / 32> visible;
 
     JALI_DEVICE Hiding(const CellPlace& at, const Shared& sm, u32 steps, i32 lane) {
-      in[0] = at.key < at.f.num_keys;
-      in[1] = at.key + 8 < at.f.num_keys;
       if constexpr (kMapped) {
         const u32 stage = steps % kStages;
         barrier_wait(sm.cells_full(stage), steps / kStages & 1);
-        visible.load(sm.cells(stage) + at.line * (kRows / 8));
-        visible.shift(lane);
+        visible.load(sm.cells(stage) + at.line * (kRows / 8), lane);
+      } else {
+        visible.words[0] = visible.words[1] = ~0u;
+      }
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        if (at.key + 8 * e >= at.f.num_keys) visible.words[e] = 0;
       }
     }
     /// Cells of block n of 8 rows that are not visible weigh nothing.
     JALI_DEVICE void hide(float (&s)[kRows / 2], i32 n) const {
 #pragma unroll
       for (i32 m = 0; m < 4; ++m) {
-        bool seen = in[m / 2];
-        if constexpr (kMapped) seen &= visible.at(n, m / 2, m % 2);
-        if (!seen) s[4 * n + m] = 0;
+        if (!visible.at(n, m / 2, m % 2)) s[4 * n + m] = 0;
       }
     }
   };

@@ -1,8 +1,9 @@
 // Finds out which cells of a partial tile are visible: 32 rows by 64 keys at a time, a row a lane.
 //
 // Leaves are asked one by one, and their bits combined as the tree says. A leaf that has words gives
-// them. Of another a warp looks up its rows and keys once; then either neighbouring keys are mostly
-// alike (documents), and a lane asks once for each run of them, or all lanes vote, row by row.
+// them. Of another a warp looks up its rows and keys; then either neighbouring keys are mostly alike
+// (documents), and a lane asks once for each run of them, or, unless all cells are known to be of one
+// class, all lanes vote, row by row.
 #pragma once
 
 #include "cuda/kernel/stored.h"
@@ -28,13 +29,15 @@ JALI_DEVICE bool same_words(const T& x, const T& y) {
 }
 
 /// Keys are mostly like their neighbours: `starts` has the first of each run of them.
-template <class L>
-JALI_DEVICE RowWords words_by_runs(const L& leaf, const typename L::Row& row,
-                                   const typename L::Col (&cols)[2], const u32 (&starts)[2]) {
-  RowWords found = {};
+template <class L, i32 kRows>
+JALI_DEVICE void words_by_runs(const L& leaf, const typename L::Row (&rows)[kRows],
+                               const typename L::Col (&cols)[2], const u32 (&starts)[2],
+                               RowWords (&found)[kRows]) {
 #pragma unroll
   for (i32 g = 0; g < 2; ++g) {
     u32 left = starts[g];
+#pragma unroll
+    for (i32 n = 0; n < kRows; ++n) found[n].words[g] = 0;
 #pragma unroll 1
     while (left) {
       const i32 first = __ffs(left) - 1;
@@ -42,10 +45,12 @@ JALI_DEVICE RowWords words_by_runs(const L& leaf, const typename L::Row& row,
       const u32 run = (left ? (left & -left) - 1 : ~0u) & ~0u << first;
       const typename L::Col col =
           ptx::by_words(cols[g], [&](u32 word) { return __shfl_sync(0xffffffffu, word, first); });
-      if (leaf.visible(row, col)) found.words[g] |= run;
+#pragma unroll
+      for (i32 n = 0; n < kRows; ++n) {
+        if (leaf.visible(rows[n], col)) found[n].words[g] |= run;
+      }
     }
   }
-  return found;
 }
 
 /// Any keys: all lanes have two of them, and vote on one row after the other.
@@ -69,76 +74,148 @@ JALI_DEVICE RowWords words_by_votes(const L& leaf, const typename L::Row& row,
   return found;
 }
 
-/// What a lane looks up of a mask, its row and, where they are needed, two of 64 keys; and what the
-/// warp makes of that together.
-template <class L>
-struct Lookup {
-  typename L::Row row;
-  typename L::Col cols[HasWord<L> ? 1 : 2];
+/// Where to look: the first row and key of a tile, or of 32 rows and 64 keys of it.
+struct TileAt {
+  Frame f;
+  i32 row, key;
+};
 
-  /// Row i, keys j and j + 32.
-  JALI_DEVICE void look_up(const L& leaf, const Frame& f, i32 i, i32 j) {
-    row = leaf.row(f, i);
-    if constexpr (!HasWord<L>) {
-#pragma unroll
-      for (i32 g = 0; g < 2; ++g) cols[g] = leaf.col(f, j + 32 * g);
-    }
-  }
-  /// Of the 64 keys from `key` on.
-  JALI_DEVICE RowWords words(const L& leaf, i32 key, i32 lane) const {
-    if constexpr (HasWord<L>) {
-      const u64 word = leaf.word(row, key, 64);
-      return {{static_cast<u32>(word), static_cast<u32>(word >> 32)}};
-    } else {
-      constexpr i32 kFewRuns = 12;
-      u32 starts[2];
-#pragma unroll
-      for (i32 g = 0; g < 2; ++g) {
-        const typename L::Col before =
-            ptx::by_words(cols[g], [&](u32 word) { return __shfl_up_sync(0xffffffffu, word, 1); });
-        const bool differs = !__is_empty(typename L::Col) && !same_words(before, cols[g]);
-        starts[g] = __ballot_sync(0xffffffffu, lane == 0 || differs);
-      }
-      return __popc(starts[0]) + __popc(starts[1]) <= kFewRuns
-                 ? words_by_runs(leaf, row, cols, starts)
-                 : words_by_votes(leaf, row, cols, lane);
-    }
-  }
-};
+/// Whether a leaf of the tree has kUnsure.
+template <class M>
+constexpr bool is_unsure = requires { M::kUnsure; };
 template <class A, class B>
-struct PairLookup {
-  Lookup<A> a;
-  Lookup<B> b;
-  JALI_DEVICE void look_up(const Pair<A, B>& m, const Frame& f, i32 i, i32 j) {
-    a.look_up(m.a, f, i, j);
-    b.look_up(m.b, f, i, j);
-  }
-};
+constexpr bool is_unsure<And<A, B>> = is_unsure<A> || is_unsure<B>;
 template <class A, class B>
-struct Lookup<And<A, B>> : PairLookup<A, B> {
-  JALI_DEVICE RowWords words(const And<A, B>& m, i32 key, i32 lane) const {
-    const RowWords x = this->a.words(m.a, key, lane), y = this->b.words(m.b, key, lane);
-    return {{x.words[0] & y.words[0], x.words[1] & y.words[1]}};
-  }
-};
-template <class A, class B>
-struct Lookup<Or<A, B>> : PairLookup<A, B> {
-  JALI_DEVICE RowWords words(const Or<A, B>& m, i32 key, i32 lane) const {
-    const RowWords x = this->a.words(m.a, key, lane), y = this->b.words(m.b, key, lane);
-    return {{x.words[0] | y.words[0], x.words[1] | y.words[1]}};
-  }
-};
+constexpr bool is_unsure<Or<A, B>> = is_unsure<A> || is_unsure<B>;
 template <class A>
-struct Lookup<Not<A>> {
-  Lookup<A> a;
-  JALI_DEVICE void look_up(const Not<A>& m, const Frame& f, i32 i, i32 j) {
-    a.look_up(m.a, f, i, j);
-  }
-  JALI_DEVICE RowWords words(const Not<A>& m, i32 key, i32 lane) const {
-    const RowWords x = a.words(m.a, key, lane);
-    return {{~x.words[0], ~x.words[1]}};
+constexpr bool is_unsure<Not<A>> = is_unsure<A>;
+
+/// What a warp looks up of 64 keys for a mask: two a lane, and where they differ from the key before.
+template <class L>
+struct KeySide {
+  typename L::Col cols[2];
+  u32 starts[2];
+
+  JALI_DEVICE void look_up(const L& leaf, const Frame& f, i32 key, i32 lane) {
+#pragma unroll
+    for (i32 g = 0; g < 2; ++g) cols[g] = leaf.col(f, key + 32 * g + lane);
+#pragma unroll
+    for (i32 g = 0; g < 2; ++g) {
+      const typename L::Col before =
+          ptx::by_words(cols[g], [&](u32 word) { return __shfl_up_sync(0xffffffffu, word, 1); });
+      const bool differs = !__is_empty(typename L::Col) && !same_words(before, cols[g]);
+      starts[g] = __ballot_sync(0xffffffffu, lane == 0 || differs);
+    }
   }
 };
+template <class L>
+  requires HasWord<L>
+struct KeySide<L> {
+  JALI_DEVICE void look_up(const L&, const Frame&, i32, i32) {}
+};
+template <class A, class B>
+struct PairSide {
+  KeySide<A> a;
+  KeySide<B> b;
+  JALI_DEVICE void look_up(const Pair<A, B>& m, const Frame& f, i32 key, i32 lane) {
+    a.look_up(m.a, f, key, lane);
+    b.look_up(m.b, f, key, lane);
+  }
+};
+template <class A, class B>
+  requires(!HasWord<And<A, B>>)
+struct KeySide<And<A, B>> : PairSide<A, B> {};
+template <class A, class B>
+  requires(!HasWord<Or<A, B>>)
+struct KeySide<Or<A, B>> : PairSide<A, B> {};
+template <class A>
+  requires(!HasWord<Not<A>>)
+struct KeySide<Not<A>> {
+  KeySide<A> a;
+  JALI_DEVICE void look_up(const Not<A>& m, const Frame& f, i32 key, i32 lane) {
+    a.look_up(m.a, f, key, lane);
+  }
+};
+
+/// The cells of kRows times 32 rows by 64 keys, whose side is `keys`; all lanes of a warp together.
+/// at(): where, asked anew for every leaf. kClasses: asks for the class of all cells before a vote,
+/// which takes registers. Rows and keys behind the end may be visible or not. PERF: more rows at once
+/// hide each other's latencies, and share the runs.
+template <bool kClasses, i32 kRows, class L, class At>
+JALI_DEVICE void find_words(const L& leaf, const KeySide<L>& keys, At at, i32 lane,
+                            RowWords (&found)[kRows]) {
+  if constexpr (HasWord<L>) {
+    const TileAt t = at();
+#pragma unroll
+    for (i32 n = 0; n < kRows; ++n) {
+      const u64 word = leaf.word(leaf.row(t.f, t.row + 32 * n + lane), t.key, 64);
+      found[n] = {{static_cast<u32>(word), static_cast<u32>(word >> 32)}};
+    }
+  } else {
+    constexpr i32 kFewRuns = 12;
+    typename L::Row rows[kRows];
+    {
+      const TileAt t = at();
+#pragma unroll
+      for (i32 n = 0; n < kRows; ++n) rows[n] = leaf.row(t.f, t.row + 32 * n + lane);
+    }
+    if (__popc(keys.starts[0]) + __popc(keys.starts[1]) <= kFewRuns) {
+      words_by_runs(leaf, rows, keys.cols, keys.starts, found);
+      return;
+    }
+    // PERF: one text for all rows, or the instruction cache misses: each in turn is the first.
+#pragma unroll 1
+    for (i32 n = 0; n < kRows; ++n) {
+      ::jali::Tile cls = ::jali::Tile::kPartial;
+      if constexpr (kClasses && !is_unsure<L>) {
+        const TileAt t = at();
+        const i32 row = t.row + 32 * n, row_end = min_of(row + 32, t.f.num_rows);
+        const i32 key_end = min_of(t.key + 64, t.f.num_keys);
+        cls = ::jali::Tile::kEmpty;
+        if (row < row_end && t.key < key_end) {
+          cls = leaf.classify(t.f, leaf.rows(t.f, row, row_end), leaf.cols(t.f, t.key, key_end));
+        }
+      }
+      const u32 all = cls == ::jali::Tile::kFull ? ~0u : 0u;
+      RowWords last = {{all, all}};
+      if (cls == ::jali::Tile::kPartial) last = words_by_votes(leaf, rows[0], keys.cols, lane);
+#pragma unroll
+      for (i32 x = 0; x < kRows - 1; ++x) {
+        rows[x] = rows[x + 1];
+        found[x] = found[x + 1];
+      }
+      found[kRows - 1] = last;
+    }
+  }
+}
+template <bool kClasses, i32 kRows, class A, class B, class At>
+  requires(!HasWord<And<A, B>>)
+JALI_DEVICE void find_words(const And<A, B>& m, const KeySide<And<A, B>>& keys, At at, i32 lane,
+                            RowWords (&found)[kRows]) {
+  RowWords other[kRows];
+  find_words<kClasses>(m.a, keys.a, at, lane, found);
+  find_words<kClasses>(m.b, keys.b, at, lane, other);
+#pragma unroll
+  for (i32 n = 0; n < 2 * kRows; ++n) found[n / 2].words[n % 2] &= other[n / 2].words[n % 2];
+}
+template <bool kClasses, i32 kRows, class A, class B, class At>
+  requires(!HasWord<Or<A, B>>)
+JALI_DEVICE void find_words(const Or<A, B>& m, const KeySide<Or<A, B>>& keys, At at, i32 lane,
+                            RowWords (&found)[kRows]) {
+  RowWords other[kRows];
+  find_words<kClasses>(m.a, keys.a, at, lane, found);
+  find_words<kClasses>(m.b, keys.b, at, lane, other);
+#pragma unroll
+  for (i32 n = 0; n < 2 * kRows; ++n) found[n / 2].words[n % 2] |= other[n / 2].words[n % 2];
+}
+template <bool kClasses, i32 kRows, class A, class At>
+  requires(!HasWord<Not<A>>)
+JALI_DEVICE void find_words(const Not<A>& m, const KeySide<Not<A>>& keys, At at, i32 lane,
+                            RowWords (&found)[kRows]) {
+  find_words<kClasses>(m.a, keys.a, at, lane, found);
+#pragma unroll
+  for (i32 n = 0; n < 2 * kRows; ++n) found[n / 2].words[n % 2] = ~found[n / 2].words[n % 2];
+}
 
 /// Bit c of lane r and bit r of lane c change places.
 JALI_DEVICE u32 transposed(u32 word, i32 lane) {
@@ -162,12 +239,12 @@ JALI_DEVICE Tile class_of_cells(const M& mask, const Frame& f, i32 i0, i32 i1, i
     bool seen = false, hidden = false;
 #pragma unroll 1
     for (i32 j = j0; j < j1; j += 64) {
-      Lookup<M> found;
-      // Lanes behind the last row repeat it.
-      found.look_up(mask, f, min_of(i + lane, i1 - 1), j + lane);
-      const RowWords bits = found.words(mask, j, lane);
-      const u64 word = u64{bits.words[1]} << 32 | bits.words[0],
-                inside = key_bits(j0, j1 - 1, j, 64);
+      KeySide<M> keys;
+      keys.look_up(mask, f, j, lane);
+      RowWords bits[1];
+      find_words<false>(mask, keys, [&] { return TileAt{f, i, j}; }, lane, bits);
+      const u64 word = u64{bits[0].words[1]} << 32 | bits[0].words[0],
+                inside = i + lane < i1 ? key_bits(j0, j1 - 1, j, 64) : 0;
       seen |= (word & inside) != 0;
       hidden |= (~word & inside) != 0;
     }
@@ -177,49 +254,62 @@ JALI_DEVICE Tile class_of_cells(const M& mask, const Frame& f, i32 i0, i32 i1, i
   return tile_of(!any, all);
 }
 
-/// A tile to look at: its first row and key.
-struct TileAt {
-  Frame f;
-  i32 row, key;
-};
+/// Bits 8 n + 2 q + x and 8 q + 2 n + x change places: byte q has what lane q of a quad needs
+/// (visible_bits.h).
+JALI_DEVICE u32 by_quad_lanes(u32 word) {
+  u32 moved = (word ^ word >> 6) & 0x00cc00ccu;
+  word ^= moved ^ moved << 6;
+  moved = (word ^ word >> 12) & 0x0000f0f0u;
+  return word ^ moved ^ moved << 12;
+}
 
 /// The cells of kRows rows and kKeys keys as bits in shared memory: lines of rows, [row][kKeys / 32
-/// words], or, if kKeyLines, of keys, [key][kRows / 32 words]. Warps 1 to kFinders do a share each.
-/// Cells behind the end of the sequence may have any value. tile(): what to look at, read anew every
-/// time. kBytes: how much to look up before the first answer is used. PERF: so that lookups wait for
-/// memory together; registers are few.
-template <i32 kRows, i32 kKeys, bool kKeyLines, i32 kFinders, i32 kBytes, class M, class Tile>
-JALI_DEVICE void find_cells(const M& mask, Tile tile, u32 shared) {
-  constexpr i32 kAcross = kKeys / 64, kUnits = kRows / 32 * kAcross;
-  constexpr i32 kTogether =
-      clamp_to<i32>(kBytes / sizeof(Lookup<M>), 1, ceil_div(kUnits, kFinders));
-  const i32 finder = ptx::broadcast(ptx::opaque(threadIdx.x) >> 5) - 1;
-  auto row_of = [](i32 n) { return n / kAcross * 32; };
-  auto key_of = [](i32 n) { return n % kAcross * 64; };
+/// words], or, if kKeyLines, of keys, [key][kRows / 32 words]; the bits of a word as visible_bits.h
+/// wants them. The last kFinders warps of a warpgroup do a share each. Behind the end of the sequence
+/// lines may say anything, but cells of lines of rows are hidden. tile(): what to look at, asked again
+/// and again. kMost: how many times 32 rows a warp may look at together, by its registers.
+template <i32 kRows, i32 kKeys, bool kKeyLines, i32 kFinders, i32 kMost, class M, class TileOf>
+JALI_DEVICE void find_cells(const M& mask, TileOf tile, u32 shared) {
+  constexpr i32 kTogether = min_of(kMost, max_of(kRows / 32 * (kKeys / 64) / kFinders, 1));
+  constexpr i32 kDown = kRows / 32 / kTogether, kUnits = kDown * (kKeys / 64);
+  static_assert(kDown * kTogether * 32 == kRows);
 #pragma unroll 1
-  for (i32 first = finder; first < kUnits; first += kTogether * kFinders) {
+  for (i32 n = ptx::broadcast(ptx::opaque(threadIdx.x) >> 5) - (4 - kFinders); n < kUnits;
+       n += kFinders) {
     const i32 lane = ptx::opaque(threadIdx.x & 31);
-    const TileAt at = ptx::by_words(tile(), [](u32 word) { return ptx::broadcast(word); });
-    Lookup<M> found[kTogether];
-#pragma unroll
-    for (i32 x = 0; x < kTogether; ++x) {
-      const i32 n = min_of(first + x * kFinders, kUnits - 1);
-      found[x].look_up(mask, at.f, at.row + row_of(n) + lane, at.key + key_of(n) + lane);
+    const i32 r = n % kDown * (32 * kTogether), k = n / kDown * 64;
+    auto at = [&] {
+      TileAt t = tile();
+      t.row += r;
+      t.key += k;
+      return t;
+    };
+    KeySide<M> keys;
+    {
+      const TileAt t = at();
+      keys.look_up(mask, t.f, t.key, lane);
     }
+    RowWords bits[kTogether];
+    find_words<!kKeyLines>(mask, keys, at, lane, bits);
+    if constexpr (kKeyLines) {
+      static_assert(kTogether == 1);
 #pragma unroll
-    for (i32 x = 0; x < kTogether; ++x) {
-      const i32 n = first + x * kFinders;
-      if (n >= kUnits) break;
-      const i32 r = row_of(n), k = key_of(n);
-      const RowWords bits = found[x].words(mask, at.key + k, lane);
-      if constexpr (kKeyLines) {
+      for (i32 g = 0; g < 2; ++g) {
+        const u32 line[1] = {by_quad_lanes(transposed(bits[0].words[g], lane))};
+        ptx::store_array(shared + ((k + 32 * g + lane) * (kRows / 32) + r / 32) * 4, line);
+      }
+    } else {
+      const TileAt t = at();
+      u32 inside[2];
 #pragma unroll
-        for (i32 g = 0; g < 2; ++g) {
-          const u32 line[1] = {transposed(bits.words[g], lane)};
-          ptx::store_array(shared + ((k + 32 * g + lane) * (kRows / 32) + r / 32) * 4, line);
-        }
-      } else {
-        ptx::store_array(shared + ((r + lane) * (kKeys / 32) + k / 32) * 4, bits.words);
+      for (i32 g = 0; g < 2; ++g) {
+        inside[g] = ptx::bit_mask(0, max_of(t.f.num_keys - t.key - 32 * g, 0));
+      }
+#pragma unroll
+      for (i32 x = 0; x < kTogether; ++x) {
+        const u32 line[2] = {by_quad_lanes(bits[x].words[0] & inside[0]),
+                             by_quad_lanes(bits[x].words[1] & inside[1])};
+        ptx::store_array(shared + ((r + 32 * x + lane) * (kKeys / 32) + k / 32) * 4, line);
       }
     }
   }

@@ -6,16 +6,6 @@
 
 namespace jali::cuda {
 
-/// Whether a leaf of the tree has kUnsure.
-template <class M>
-constexpr bool is_unsure = requires { M::kUnsure; };
-template <class A, class B>
-constexpr bool is_unsure<And<A, B>> = is_unsure<A> || is_unsure<B>;
-template <class A, class B>
-constexpr bool is_unsure<Or<A, B>> = is_unsure<A> || is_unsure<B>;
-template <class A>
-constexpr bool is_unsure<Not<A>> = is_unsure<A>;
-
 /// Lines are row tiles of kRows (or key tiles of kKeys). A block classifies 32 tiles at a time for an
 /// unsure mask, whose cells its warps ask for four tiles each; one warp for others.
 /// lines: of one head, of all sequences where tokens are packed.
@@ -24,7 +14,7 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
                           i32 num_heads) {
   constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
   const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
-  constexpr bool kUnsure = is_unsure<M>;
+  constexpr bool kUnsure = tile::is_unsure<M>;
   const i32 lane = threadIdx.x & 31, warp_of_block = threadIdx.x / 32, warps = blockDim.x / 32;
   const i64 first = kUnsure ? blockIdx.x : blockIdx.x * i64{warps} + warp_of_block;
   const i64 step = kUnsure ? gridDim.x : gridDim.x * i64{warps};

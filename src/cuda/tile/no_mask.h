@@ -14,7 +14,6 @@ struct NoMask {
   JALI_HD Row row(const Frame&, i32) const { return {}; }
   JALI_HD Col col(const Frame&, i32) const { return {}; }
   JALI_HD bool visible(Row, Col) const { return true; }
-  JALI_HD u64 word(Row, i32, i32 n) const { return bit_range(0, n); }
   JALI_HD RowBlock rows(const Frame&, i32, i32) const { return {}; }
   JALI_HD ColBlock cols(const Frame&, i32, i32) const { return {}; }
   JALI_HD Tile classify(const Frame&, RowBlock, ColBlock) const { return Tile::kFull; }

@@ -1,61 +1,75 @@
-// Which cells of a partial tile are visible, as bits where accumulators want them (found by
-// cell_finder.h).
+// Which cells of a partial tile are visible, as bits where accumulators want them: made from the numbers
+// of a light mask, or found by others (cell_finder.h).
 //
 // A warp's part of a tile is 16 lines of 32 kGroups cells: rows of keys (forward), keys of rows
 // (backward). Element 4 j + 2 e + x of a thread's accumulators is line lane / 4 + 8 e, cell
 // 8 j + 2 (lane % 4) + x.
 #pragma once
 
+#include "cuda/ptx/math.h"
 #include "cuda/ptx/shared.h"
 #include "mask/combine.h"
 
 namespace jali::tile {
 
-/// For one thread: bit 8 (j % 4) + x of [e][j / 4].
+/// A thread's keys in a row of accumulators, for a leaf's among(): bit 2 n + x is key
+/// first + 8 n + x, n < 16. Those from `end` on are behind the last key.
+struct QuadKeys {
+  i32 first, end;
+
+  JALI_DEVICE u32 between(i32 lo, i32 hi) const {
+    const i32 begin = before(max_of(lo, first) - first);
+    const i32 end = before(max_of(min_of(hi, first + 127) + 1 - first, 0));
+    return ptx::bit_mask(begin, max_of(end - begin, 0));
+  }
+  JALI_DEVICE u32 all() const { return ptx::bit_mask(0, before(max_of(end - first, 0))); }
+  /// How many of them come before the key `distance` after the first.
+  JALI_DEVICE static i32 before(u32 distance) {
+    return static_cast<i32>(distance / 8 * 2 + min_of(distance % 8, 2u));
+  }
+};
+
+/// For one thread: bit 2 j + x of [e].
 template <i32 kGroups>
 struct VisibleBits {
-  u32 words[2][kGroups];
+  u32 words[2];
 
-  /// From shared memory, lines of kGroups words.
-  JALI_DEVICE void load(u32 shared) {
-#pragma unroll
-    for (i32 e = 0; e < 2; ++e) ptx::load_array(shared + e * 8 * 4 * kGroups, words[e]);
-  }
-  /// Of row `row` and row + 8 from key j on.
-  template <class M>
-  JALI_DEVICE void look_up(const M& mask, const Frame& f, i32 row, i32 j) {
+  /// From shared memory, lines of kGroups words: byte q of one is what lane q of a quad needs of 32
+  /// cells.
+  JALI_DEVICE void load(u32 shared, i32 lane) {
+    static_assert(kGroups == 2 || kGroups == 4);
+    const u32 pick = (lane & 3) * 0x11 + 0x40;
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
-      const typename M::Row of = mask.row(f, row + 8 * e);
-#pragma unroll
-      for (i32 g = 0; g < kGroups; g += 2) {
-        const u64 word = mask.word(of, j + 32 * g, 64);
-        words[e][g] = static_cast<u32>(word);
-        words[e][g + 1] = static_cast<u32>(word >> 32);
+      u32 line[kGroups];
+      ptx::load_array(shared + e * 8 * 4 * kGroups, line);
+      words[e] = __byte_perm(line[0], line[1], pick);
+      if constexpr (kGroups == 4) {
+        words[e] = __byte_perm(words[e], __byte_perm(line[2], line[3], pick), 0x5410);
       }
     }
   }
-  /// From whole lines: bit c of [e][g] is cell 32 g + c of line lane / 4 + 8 e.
-  JALI_DEVICE void shift(i32 lane) {
+  /// By a light mask, whose rows lie in shared memory, 16 bytes each: this thread's first.
+  template <class M>
+  JALI_DEVICE void look_up(const M& mask, u32 shared, const QuadKeys& keys) {
+    using Row = ptx::Words<typename M::Row>;
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
+      u32 loaded[4];
+      ptx::load_array(shared + e * 8 * 16, loaded);
+      Row row;
 #pragma unroll
-      for (i32 g = 0; g < kGroups; ++g) words[e][g] >>= 2 * (lane & 3);
+      for (i32 w = 0; w < Row::kCount; ++w) row.words[w] = loaded[w];
+      words[e] = mask.among(row.value, keys) & keys.all();
     }
   }
-  /// Only the first `count` cells from this thread's first one on are left.
-  JALI_DEVICE void cut(i32 count) {
-#pragma unroll
-    for (i32 g = 0; g < kGroups; ++g) {
-      const i32 here = count - 32 * g;
-      const u32 left = here >= 32 ? ~0u : here > 0 ? (1u << here) - 1 : 0u;
-      words[0][g] &= left;
-      words[1][g] &= left;
-    }
+  JALI_DEVICE void show(const QuadKeys& keys) { words[0] = words[1] = keys.all(); }
+  JALI_DEVICE void show_all_if(bool condition) {
+    const u32 all = condition ? ~0u : 0;
+    words[0] |= all;
+    words[1] |= all;
   }
-  JALI_DEVICE bool at(i32 j, i32 e, i32 x) const {
-    return words[e][j / 4] >> (8 * (j % 4) + x) & 1;
-  }
+  JALI_DEVICE bool at(i32 j, i32 e, i32 x) const { return words[e] >> (2 * j + x) & 1; }
   /// Every accumulator whose cell is hidden gets this value.
   JALI_DEVICE void hide(float (&s)[16 * kGroups], float value) const {
 #pragma unroll

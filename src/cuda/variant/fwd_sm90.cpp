@@ -14,10 +14,12 @@ i32 rounded(i32 dim) { return ceil_div(dim, 32) * 32; }
 
 MaskKind kind_of(const BoundMask& mask) {
   if (mask.trivial()) return MaskKind::kNone;
+  i32 row_bytes = 0;
   for (const auto& leaf : mask.leaves()) {
-    if (!leaf->device_light()) return MaskKind::kHeavy;
+    if (leaf->device_light_row_bytes() == 0) return MaskKind::kHeavy;
+    row_bytes += leaf->device_light_row_bytes();
   }
-  return MaskKind::kLight;
+  return row_bytes <= kLightRowBytes ? MaskKind::kLight : MaskKind::kHeavy;
 }
 bool is_heavy(const BoundMask& mask) { return kind_of(mask) == MaskKind::kHeavy; }
 const char* text_of(MaskKind kind) {
@@ -102,8 +104,10 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.Dv = p.Dv;
     a.tiles_per_head = static_cast<i32>(p.varlen ? num_slots(p.Tq, p.B, shape.rows())
                                                  : ceil_div(p.Lq, shape.rows()));
-    a.num_tiles = a.tiles_per_head * a.heads();
-    a.section = forward_section(a.heads(), a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv));
+    a.heads = batches * p.Hq;
+    a.num_tiles = a.tiles_per_head * a.heads;
+    a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
+    a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv));
     if (is_heavy(*p.mask)) a.map = call.tile_map(shape.rows(), shape.keys, false);
     a.counter = call.counters(2);
     a.out = out.data;
@@ -113,8 +117,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     place_lse(call, lse, a);
 
     void* const mask = call.mask_parameters();
-    call.launch(kernel, min_of(a.num_tiles, call.device().num_sms), shape.threads(), shared,
-                {&q, &k, &v, &a, mask});
+    call.launch(kernel, a.num_blocks, shape.threads(), shared, {&q, &k, &v, &a, mask});
   }
 
  private:

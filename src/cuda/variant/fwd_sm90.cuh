@@ -6,18 +6,21 @@
 // Tensors   q, k, v as rank-4 TMA maps {D, tokens, heads, B} with boxes {64, rows or keys, 1, 1} under
 //           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. out and
 //           lse by pointer and strides; rows of out start at multiples of 16 bytes.
-// Roles     warpgroup 0: warp 0 loads (persistent; takes row tiles from a counter, longest first
-//           within a section of heads, classifies 32 key tiles at a time or, for a heavy mask, reads
-//           a tile map); warps 1 to 3 look up the cells of a heavy mask's partial tiles, up to a row
-//           tile ahead. The other warpgroups: 64 rows each; S of the next key tile is in flight with
-//           O += P V of the last one, across row tiles too, and they take turns at the tensor cores.
-// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; bits of cells [rows][keys]; notes
-//           from the loader.
+// Roles     warpgroup 0: warp 1 plans (persistent; takes row tiles from a counter, longest first within
+//           a section of heads, classifies 32 key tiles at a time or, for a heavy mask, reads a tile
+//           map, and notes the active ones); one thread of warp 0 loads what the notes say; warps 2
+//           and 3 find out what consumers need to know of a mask: of a light one the numbers of each
+//           row, of a heavy one the cells of partial tiles. The other warpgroups: 64 rows each; S of
+//           the next key tile is in flight with O += P V of the last one, across row tiles too, and
+//           they take turns at the tensor cores.
+// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; notes of key
+//           tiles, and the row tiles they belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader; q_empty, k_empty, v_empty: one
-//           arrival a consumer warp, when the tensor cores have read the slot. asked_full: 1, by the
-//           loader; asked_empty, cells_full: one a finder warp; cells_empty: one a consumer warp.
+//           arrival a consumer warp, when the tensor cores have read the slot. note_full: 1, by the
+//           planner; note_empty: the loader and, if there is a mask, each finder warp; consumers need
+//           not arrive (Loader::run). cells_full: one a finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: ForwardShape, forward_shape, ForwardArgs; Forward: Shared, RowTile,
-//           Loader and produce (warp 0), find_cells (warps 1 to 3), Consumer and consume, run.
+//           plan, Loader, find, Consumer and consume, run.
 #pragma once
 
 #include "cuda/kernel/sequences.h"
@@ -34,7 +37,7 @@ struct ForwardShape {
   i32 stages = 2;      // of K
   i32 v_split = 1;     // a V stage holds keys / v_split keys
   i32 v_stages = 2;
-  i32 cells = 0;      // slots for the bits of a partial tile's cells: heavy masks
+  i32 cells = 0;      // slots for what a mask says of a tile's rows, 16 bytes a row
   bool turns = true;  // consumers take turns at the tensor cores
   i32 early = 0;      // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
@@ -48,18 +51,19 @@ struct ForwardShape {
     return 2 * (slots * rows() * padded(D) + stages * keys * padded(D) +
                 v_stages * v_keys() * padded(Dv));
   }
-  constexpr i32 cell_bytes() const { return cells * rows() * keys / 8; }
+  constexpr i32 cell_bytes() const { return cells * rows() * 16; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
-    return tile_bytes(D, Dv) + cell_bytes() + 576 + 1024;
+    return tile_bytes(D, Dv) + cell_bytes() + 960 + 1024;
   }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= 227 * 1024 && keys * 3 / 4 + Dv / 2 <= 192;
   }
 };
-/// What a mask asks of a kernel: nothing; leaves that are all light (mask/leaf.h), so that consumers
-/// make the bits of their rows themselves; or more, which others look up for them.
+/// What a mask asks of a kernel: nothing; leaves that are all light (mask/leaf.h) and together have
+/// few numbers a row, of which consumers make bits themselves; or more, which others look up for them.
 enum class MaskKind : u8 { kNone, kLight, kHeavy };
+constexpr i32 kLightRowBytes = 16;
 
 /// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
 constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
@@ -73,7 +77,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.turns = false;  // D96 555, in turns 535; D256 660, 653; D128 621, 617
   }
   if (mask == MaskKind::kNone && kD == 128 && lean) s.early = 4;  // 1K tokens: 549, without 534
-  if (mask == MaskKind::kHeavy) s.cells = 4;
+  if (mask != MaskKind::kNone) s.cells = 4;
   if (mask == MaskKind::kHeavy && lean) {
     s.loader_registers = 72;  // lookups take many, consumers none for the mask
     s.consumer_registers = 216;
@@ -111,7 +115,9 @@ struct ForwardArgs {
   Sequences seq;
   ScoreArgs scores;
   i32 Dv;              // at most kDv, a multiple of 8
-  i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads()
+  i32 heads;           // B · Hq; varlen: Hq
+  i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads
+  i32 num_blocks;      // launched; they begin with the first row tiles
   i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 section;         // forward_section()
   TileMap map;         // of row tiles, for a heavy mask; for others the loader classifies
@@ -120,8 +126,6 @@ struct ForwardArgs {
   float* lse;          // [b, h, l]
   i64 out_stride_b, out_stride_h, out_stride_l;  // elements
   i64 lse_stride_b, lse_stride_h, lse_stride_l;
-
-  JALI_HD i32 heads() const { return seq.varlen() ? seq.Hq : seq.B * seq.Hq; }
 };
 
 }  // namespace jali::cuda
@@ -152,27 +156,28 @@ struct Forward {
   static constexpr i32 kQBytes = kRows * kParts * kRowBytes, kKBytes = kKeys * kParts * kRowBytes,
                        kVBytes = kKeys / kVSplit * kPartsV * kRowBytes;
   static constexpr i32 kQ = 0, kK = kQ + kSlots * kQBytes, kV = kK + kStages * kKBytes;
-  static constexpr bool kHeavy = kMask == MaskKind::kHeavy;
-  static constexpr i32 kFinders = 3, kGroups = kKeys / 32;  // warps; words of a row of cells
-  static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kGroups * 4;
-  static constexpr i32 kLookupBytes = kShape.loader_registers > 56 ? 64 : 20;
+  static constexpr bool kHeavy = kMask == MaskKind::kHeavy, kLight = kMask == MaskKind::kLight;
+  static constexpr bool kMasked = kHeavy || kLight;
+  static constexpr i32 kFinders = 2, kGroups = kKeys / 32;  // warps; words of a row of cells
+  static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * 16;
+  static constexpr i32 kNoteSlots = 8, kTileSlots = 16;
   static constexpr i32 kCells = kV + kVStages * kVBytes;
   static constexpr i32 kBarriers = kCells + kCellSlots * kCellBytes;
-  static constexpr i32 kNotes = kBarriers + 256, kTiles = kNotes + 128, kAsked = kTiles + 128;
+  static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
-  static_assert(kKeys % 64 == 0 && kStages <= 4 && kSlots <= 2);
-  static_assert(kHeavy ? kCellSlots > 1 && kCellSlots <= 4 : kCellSlots == 0);
-  static_assert(kAsked + 2 * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
+  static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
+  static_assert(kCellSlots == (kMasked ? 4 : 0));
+  static_assert(!kLight || sizeof(typename M::Row) <= kLightRowBytes);
+  static_assert(kTiles + kTileSlots * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
 
-  // What the loader notes of a key tile: its index times 8, and
+  // What the planner notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
-  // and for itself: token, batch entry and head of its K and V. PERF: notes lie in a ring of 8; that
-  // of a key tile is there one tile ahead, before k_full of the tile before it, so that no consumer
-  // waits for it. Row tiles lie in a ring of 4, written before q_full. Consumers and loader read
-  // them again whenever they need them, which costs no registers.
+  // and for the loader: token, batch entry and head of its K and V. PERF: the note of a key tile is
+  // there before k_full of the tile before it, so that no consumer waits for it. Whoever needs a note
+  // or a row tile reads it again whenever it needs it, which costs no registers.
 
   struct Shared {
     u32 base;
@@ -183,18 +188,19 @@ struct Forward {
     JALI_DEVICE u32 q_full(i32 slot) const { return barrier(slot); }
     JALI_DEVICE u32 q_empty(i32 slot) const { return barrier(2 + slot); }
     JALI_DEVICE u32 k_full(i32 stage) const { return barrier(4 + stage); }
-    JALI_DEVICE u32 k_empty(i32 stage) const { return barrier(8 + stage); }
-    JALI_DEVICE u32 v_full(i32 stage) const { return barrier(12 + stage); }
-    JALI_DEVICE u32 v_empty(i32 stage) const { return barrier(16 + stage); }
-    JALI_DEVICE u32 cells_full(i32 slot) const { return barrier(20 + slot); }
-    JALI_DEVICE u32 cells_empty(i32 slot) const { return barrier(24 + slot); }
-    JALI_DEVICE u32 asked_full(i32 slot) const { return barrier(28 + slot); }
-    JALI_DEVICE u32 asked_empty(i32 slot) const { return barrier(30 + slot); }
+    JALI_DEVICE u32 k_empty(i32 stage) const { return barrier(6 + stage); }
+    JALI_DEVICE u32 v_full(i32 stage) const { return barrier(8 + stage); }
+    JALI_DEVICE u32 v_empty(i32 stage) const { return barrier(12 + stage); }
+    JALI_DEVICE u32 cells_full(i32 slot) const { return barrier(16 + slot); }
+    JALI_DEVICE u32 cells_empty(i32 slot) const { return barrier(20 + slot); }
+    JALI_DEVICE u32 note_full(u32 n) const { return barrier(24 + n % kNoteSlots); }
+    JALI_DEVICE u32 note_empty(u32 n) const { return barrier(32 + n % kNoteSlots); }
+    /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
+    /// modulo 4, [row][16 bytes].
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
-    JALI_DEVICE u32 asked(i32 slot) const { return base + kAsked + slot * 32; }
-    JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % 8 * 16; }
+    JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % kNoteSlots * 16; }
     JALI_DEVICE u32 num_keys(i32 n) const { return tile(n) + 16; }  // of a RowTile
-    JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % 4 * 32; }
+    JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % kTileSlots * 32; }
   };
 
   /// A row tile: rows [row, row + kRows) of a sequence and head.
@@ -202,6 +208,7 @@ struct Forward {
     Frame f;
     i32 row;
 
+    JALI_DEVICE bool has_rows() const { return row < f.num_rows; }
     JALI_DEVICE void store(u32 shared) const {
       store_shared(shared, f.b, f.h, row, f.num_rows);
       store_shared(shared + 16, f.num_keys, f.q_offset, f.q_start, f.k_start);
@@ -223,7 +230,7 @@ struct Forward {
   JALI_DEVICE static RowTile row_tile(const ForwardArgs& a, i32 tile) {
     const i32 per_section = a.section * a.tiles_per_head;
     const i32 first = tile / per_section * a.section;
-    const i32 heads = min_of(a.section, a.heads() - first);
+    const i32 heads = min_of(a.section, a.heads - first);
     const i32 rest = tile % per_section;
     const i32 head = first + rest % heads;
     // The last rows come first: under a causal mask they are the longest.
@@ -236,61 +243,10 @@ struct Forward {
     return {f, (slot - first_slot(f.q_start, b, kRows)) * kRows};
   }
 
-  // ---- loader ---------------------------------------------------------------------------------
-  struct Loader {
-    const Shared& sm;
-    const TensorMap &map_k, &map_v;
-    u32 num_notes = 0, num_k = 0, num_v = 0;  // key tiles announced, whose K / V went out
-
-    /// 64 columns at a time from the token, batch entry and head of note n.
-    template <i32 kCopies, i32 kCopyKeys>
-    JALI_DEVICE void load(u32 n, i32 skip, const TensorMap& map, u32 to, u32 full, u32 empty,
-                          u32 parity) {
-      barrier_wait(empty, parity ^ 1);
-      barrier_expect(full, kCopies * kCopyKeys * kRowBytes);
-      i32 note, token, b, h;
-      load_shared(sm.note(n), note, token, b, h);
-      token += skip;
-#pragma unroll
-      for (i32 c = 0; c < kCopies; ++c) {
-        load_box(to + c * kCopyKeys * kRowBytes, map, full, 64 * c, token, h, b);
-      }
-    }
-    JALI_DEVICE void load_v() {
-#pragma unroll
-      for (i32 i = 0; i < kVSplit; ++i) {
-        const u32 n = num_v * kVSplit + i, stage = n % kVStages;
-        load<kPartsV, kKeys / kVSplit>(num_v, i * (kKeys / kVSplit), map_v, sm.v(stage),
-                                       sm.v_full(stage), sm.v_empty(stage), n / kVStages & 1);
-      }
-      ++num_v;
-    }
-    /// Announces a tile, then loads the one announced before: its K, and V of the one before that,
-    /// which is the consumers' order.
-    JALI_DEVICE void announce(i32 note, i32 token, i32 b, i32 h) {
-      store_shared(sm.note(num_notes), note, token, b, h);
-      if (num_notes > 0) {
-        const u32 stage = num_k % kStages;
-        load<kParts, kKeys>(num_k, 0, map_k, sm.k(stage), sm.k_full(stage), sm.k_empty(stage),
-                            num_k / kStages & 1);
-        if (num_k > 0) load_v();
-        ++num_k;
-      }
-      ++num_notes;
-    }
-    JALI_DEVICE void finish() {
-      announce(kEnd, 0, 0, 0);
-      if (num_k == 0) {  // nothing at all: the consumers wait for the first K
-        barrier_expect(sm.k_full(0), 0);
-      } else {
-        load_v();
-      }
-    }
-  };
-
+  // ---- planner --------------------------------------------------------------------------------
   /// A row tile whose rows see no key: zeros.
   JALI_DEVICE static void write_empty(const ForwardArgs& a, const RowTile& t, i32 lane) {
-    const i32 rows = min_of(kRows, t.f.num_rows - t.row), parts = a.Dv / 8;
+    const i32 rows = min_of(kRows, t.f.num_rows - t.row), parts = opaque(a.Dv) / 8;
     const float lse = kOptions.sinks ? a.scores.sinks[t.f.h] : -infinity();
 #pragma unroll 1
     for (i32 n = lane; n < rows * parts; n += 32) {
@@ -301,32 +257,25 @@ struct Forward {
     for (i32 r = lane; r < rows; r += 32) a.lse[t.lse(a, t.row + r)] = lse;
   }
 
-  /// Q of a row tile, and the tile itself for the consumers.
-  JALI_DEVICE static void load_q(const ForwardArgs& a, const Shared& sm, const TensorMap& map,
-                                 const RowTile& t, i32 b, i32 opened) {
-    const i32 slot = opened % kSlots;
-    barrier_wait(sm.q_empty(slot), (opened / kSlots & 1) ^ 1);
-    t.store(sm.tile(opened));
-    barrier_expect(sm.q_full(slot), kQBytes);
-    for (i32 wg = 0; wg < kConsumers; ++wg) {
-      for (i32 part = 0; part < kParts; ++part) {
-        load_box(sm.q(slot) + (wg * kParts + part) * 64 * kRowBytes, map, sm.q_full(slot),
-                 64 * part, t.f.q_start + t.row + 64 * wg, t.f.h, b);
-      }
-    }
-  }
-
   /// The active key tiles of a row tile, the last one first, 32 classified at a time.
   template <class Visit>
-  JALI_DEVICE static void classify_and_visit(const M& mask, const RowTile& t, i32 lane,
-                                             Visit visit) {
-    const i32 row_end = min_of(t.row + kRows, t.f.num_rows), num_keys = t.f.num_keys;
-    const typename M::RowBlock rows = mask.rows(t.f, t.row, row_end);
-    const Span span = mask.key_span(t.f, rows);
-    const i32 begin = max_of(span.begin, 0) / kKeys;
+  JALI_DEVICE static void classify_and_visit(const M& mask, u32 tile, i32 lane, Visit visit) {
+    auto rows_of = [&](const RowTile& t) {
+      return mask.rows(t.f, t.row, min_of(t.row + kRows, t.f.num_rows));
+    };
+    i32 begin, end;
+    {
+      const RowTile t = RowTile::load(tile);
+      const Span span = mask.key_span(t.f, rows_of(t));
+      begin = max_of(span.begin, 0) / kKeys;
+      end = ceil_div(min_of(span.end, t.f.num_keys), kKeys);
+    }
 #pragma unroll 1
-    for (i32 end = ceil_div(min_of(span.end, num_keys), kKeys); end > begin; end -= 32) {
-      const i32 c = end - 1 - lane;  // lane 0 has the last one
+    for (; end > begin; end -= 32) {
+      const i32 c = end - 1 - opaque(lane);  // lane 0 has the last one
+      const RowTile t = RowTile::load(tile);
+      const typename M::RowBlock rows = rows_of(t);
+      const i32 num_keys = t.f.num_keys;
       Tile cls = Tile::kEmpty;
       if (c >= begin) {
         const i32 key_end = min_of((c + 1) * kKeys, num_keys);
@@ -345,110 +294,185 @@ struct Forward {
     }
   }
 
-  /// visit(index, partial) of the active key tiles of a row tile, the last one first.
+  /// visit(index, partial) of the active key tiles of a row tile, the last one first. tile: where it
+  /// lies in shared memory.
   template <class Visit>
-  JALI_DEVICE static void visit_tiles(const ForwardArgs& a, const M& mask, const RowTile& t,
-                                      i32 lane, Visit visit) {
+  JALI_DEVICE static void visit_tiles(const ForwardArgs& a, const M& mask, u32 tile, i32 lane,
+                                      Visit visit) {
     if constexpr (kHeavy) {
+      const RowTile t = RowTile::load(tile);
       const i32 line = a.seq.varlen() ? first_slot(t.f.q_start, t.f.b, kRows) : 0;
       const i32 words = ceil_div(t.f.num_keys, 32 * kKeys);
       for_each_active<true>(a.map.line(t.f, line + t.row / kRows), words, visit);
     } else {
-      classify_and_visit(mask, t, lane, visit);
+      classify_and_visit(mask, tile, lane, visit);
     }
   }
 
-  /// Tells the finders of row tile number `tile` (none: they are done); the loader reads it, too.
-  JALI_DEVICE static void ask(const ForwardArgs& a, const Shared& sm, i32 tile, u32 n, i32 lane) {
-    const RowTile t = tile < a.num_tiles ? row_tile(a, tile) : RowTile{{-1}};
-    if (lane == 0) {
-      barrier_wait(sm.asked_empty(n % 2), (n / 2 & 1) ^ 1);
-      t.store(sm.asked(n % 2));
-      barrier_arrive(sm.asked_full(n % 2));
-    }
-    __syncwarp();
-  }
-
-  JALI_DEVICE static void produce(const ForwardArgs& a, const M& mask, const Shared& sm,
-                                  const TensorMap& map_q, const TensorMap& map_k,
-                                  const TensorMap& map_v) {
+  /// Notes all key tiles of all row tiles, up to 8 ahead of the loader. PERF: where the loader did
+  /// that itself, consumers waited for the first loads of each row tile.
+  JALI_DEVICE static void plan(const ForwardArgs& a, const M& mask, const Shared& sm) {
     const i32 lane = opaque(threadIdx.x & 31);
-    const bool varlen = a.seq.varlen();
-    Loader loader{sm, map_k, map_v};
+    u32 num_notes = 0;
     i32 opened = 0;  // row tiles with at least one active key tile
+    auto note = [&](i32 what, i32 token, i32 b, i32 h) {
+      barrier_wait(sm.note_empty(num_notes), (num_notes / kNoteSlots & 1) ^ 1);
+      store_shared(sm.note(num_notes), what, token, b, h);
+      barrier_arrive(sm.note_full(num_notes));
+    };
     i32 tile = blockIdx.x;
-    u32 num_asked = 0;
-    if constexpr (kHeavy) ask(a, sm, tile, num_asked++, lane);
 #pragma unroll 1
     while (tile < a.num_tiles) {
+      const u32 own = sm.tile(opened);
+      {
+        const RowTile t = row_tile(a, tile);
+        if (lane == 0) t.store(own);
+        __syncwarp();
+      }
       i32 next = 0;
-      if (lane == 0) next = gridDim.x + atomicAdd(a.counter, 1);
-      const u32 own = sm.asked((num_asked - 1) % 2);
-      const RowTile t = kHeavy ? RowTile::load(own) : row_tile(a, tile);
-      // PERF: finders hear of the next row tile as soon as this one is under way.
-      bool asked = !kHeavy;
-      auto ask_next = [&] {
-        if (!asked) ask(a, sm, broadcast(next), num_asked++, lane);
-        asked = true;
-      };
-      if (t.row < t.f.num_rows) {
+      if (lane == 0) next = take(a.counter) + a.num_blocks;
+      if (RowTile::load(own).has_rows()) {
         bool first = true;
         auto visit = [&](i32 index, bool partial) {
           if (lane == 0) {
-            // PERF: read again, since registers are few.
-            const RowTile now = kHeavy ? RowTile::load(own) : t;
-            const i32 b = varlen ? 0 : now.f.b;
-            const i32 note = index << 3 | (first ? kFirst : 0) | (partial ? kPartial : 0);
-            // Q after the announcement: it sends off the last key tile of the row tile before,
-            // without which the consumers may never free Q's slot.
-            loader.announce(note, now.f.k_start + index * kKeys, b, now.f.h / a.seq.group);
-            if (first) load_q(a, sm, map_q, now, b, opened);
+            const RowTile t = RowTile::load(own);
+            note(index << 3 | (first ? kFirst : 0) | (partial ? kPartial : 0),
+                 t.f.k_start + index * kKeys, a.seq.varlen() ? 0 : t.f.b, t.f.h / a.seq.group);
           }
-          if (first) ++opened;
+          ++num_notes;
           first = false;
-          ask_next();
         };
-        visit_tiles(a, mask, t, lane, visit);
-        if (first) write_empty(a, kHeavy ? RowTile::load(own) : t, lane);
+        visit_tiles(a, mask, own, lane, visit);
+        if (first) {
+          write_empty(a, RowTile::load(own), lane);
+        } else {
+          ++opened;
+        }
       }
-      ask_next();
       tile = broadcast(next);
     }
     if (lane == 0) {
-      loader.finish();
+      note(kEnd, 0, 0, 0);
       leave(a.counter);
     }
   }
 
+  // ---- loader ---------------------------------------------------------------------------------
+  /// One thread.
+  struct Loader {
+    const ForwardArgs& a;
+    const Shared& sm;
+    const TensorMap &map_q, &map_k, &map_v;
+
+    /// 64 columns at a time from the token, batch entry and head of note n.
+    template <i32 kCopies, i32 kCopyKeys>
+    JALI_DEVICE void load(u32 n, i32 skip, const TensorMap& map, u32 to, u32 full, u32 empty,
+                          u32 parity) {
+      barrier_wait(empty, parity ^ 1);
+      barrier_expect(full, kCopies * kCopyKeys * kRowBytes);
+      i32 note, token, b, h;
+      load_shared(sm.note(n), note, token, b, h);
+      token += skip;
+#pragma unroll
+      for (i32 c = 0; c < kCopies; ++c) {
+        load_box(to + c * kCopyKeys * kRowBytes, map, full, 64 * c, token, h, b);
+      }
+    }
+    JALI_DEVICE void load_k(u32 n) {
+      const u32 stage = n % kStages;
+      load<kParts, kKeys>(n, 0, map_k, sm.k(stage), sm.k_full(stage), sm.k_empty(stage),
+                          n / kStages & 1);
+    }
+    JALI_DEVICE void load_v(u32 n) {
+#pragma unroll
+      for (i32 i = 0; i < kVSplit; ++i) {
+        const u32 at = n * kVSplit + i, stage = at % kVStages;
+        load<kPartsV, kKeys / kVSplit>(n, i * (kKeys / kVSplit), map_v, sm.v(stage),
+                                       sm.v_full(stage), sm.v_empty(stage), at / kVStages & 1);
+      }
+    }
+    JALI_DEVICE void load_q(i32 opened) {
+      const i32 slot = opened % kSlots;
+      barrier_wait(sm.q_empty(slot), (opened / kSlots & 1) ^ 1);
+      const RowTile t = RowTile::load(sm.tile(opened));
+      barrier_expect(sm.q_full(slot), kQBytes);
+      for (i32 wg = 0; wg < kConsumers; ++wg) {
+        for (i32 part = 0; part < kParts; ++part) {
+          load_box(sm.q(slot) + (wg * kParts + part) * 64 * kRowBytes, map_q, sm.q_full(slot),
+                   64 * part, t.f.q_start + t.row + 64 * wg, t.f.h, a.seq.varlen() ? 0 : t.f.b);
+        }
+      }
+    }
+    JALI_DEVICE void run() {
+      i32 opened = 0;
+      u32 n = 0;
+      barrier_wait(sm.note_full(0), 0);
+#pragma unroll 1
+      for (;; ++n) {
+        const i32 note = load_shared(sm.note(n));
+        if (note & kEnd) break;
+        // Consumers read the note after that of a K as soon as this K is there.
+        barrier_wait(sm.note_full(n + 1), (n + 1) / kNoteSlots & 1);
+        if (kSlots > 1 && note & kFirst) load_q(opened++);
+        load_k(n);
+        if (n > 0) load_v(n - 1);
+        // Consumers have read it, too: the first note before its own K is freed, any other before K
+        // of the tile before it.
+        if (n > 1) barrier_arrive(sm.note_empty(n - 2));
+        // With one slot, Q is free when the K before this one has been used: later than the others.
+        if (kSlots == 1 && note & kFirst) load_q(opened++);
+      }
+      if (n > 0) {
+        load_v(n - 1);
+      } else {  // nothing at all: the consumers wait for the first K
+        barrier_expect(sm.k_full(0), 0);
+      }
+    }
+  };
+
   // ---- finders --------------------------------------------------------------------------------
-  /// The cells of partial tiles, as bits [row][key]. PERF: where consumers looked them up, a partial
-  /// tile took three times as long as a full one, mostly waiting: 12 documents, causal, 8K: 396 us,
-  /// so 252.
-  JALI_DEVICE static void find_cells(const ForwardArgs& a, const M& mask, const Shared& sm) {
-    const i32 lane = threadIdx.x & 31;
+  /// What consumers need to know of a mask: if it is heavy, the cells of partial tiles, if it is
+  /// light, what the rows of each row tile are to it. PERF: where consumers looked up cells, a partial
+  /// tile took three times as long as a full one, mostly waiting.
+  JALI_DEVICE static void find(const M& mask, const Shared& sm) {
+    i32 opened = 0;
     u32 found = 0;
 #pragma unroll 1
     for (u32 n = 0;; ++n) {
-      const u32 asked = n % 2;
-      barrier_wait(sm.asked_full(asked), n / 2 & 1);
-      const RowTile t = RowTile::load(sm.asked(asked));
-      if (t.f.b < 0) break;
-      auto visit = [&](i32 index, bool partial) {
-        if (!partial) return;
+      barrier_wait(sm.note_full(n), n / kNoteSlots & 1);
+      const i32 note = broadcast(load_shared(sm.note(n)));
+      if (note & kEnd) break;
+      if (note & kFirst) ++opened;
+      if (note & (kHeavy ? kPartial : kFirst)) {
         const u32 slot = found % kCellSlots;
         barrier_wait(sm.cells_empty(slot), (found / kCellSlots & 1) ^ 1);
-        auto tile = [&] {
-          const RowTile of = RowTile::load(sm.asked(asked));
-          return tile::TileAt{of.f, of.row, index * kKeys};
-        };
-        tile::find_cells<kRows, kKeys, false, kFinders, kLookupBytes>(mask, tile, sm.cells(slot));
-        __syncwarp();
-        barrier_arrive_if(sm.cells_full(slot), lane == 0);
+        if constexpr (kHeavy) {
+          auto tile = [&] {
+            const RowTile t = RowTile::load(sm.tile(opened - 1));
+            return tile::TileAt{t.f, t.row, (note >> 3) * kKeys};
+          };
+          constexpr i32 kMost = kShape.loader_registers > 56 ? 4 : 2;
+          tile::find_cells<kRows, kKeys, false, kFinders, kMost>(mask, tile, sm.cells(slot));
+        } else {
+          find_rows(mask, RowTile::load(sm.tile(opened - 1)), sm.cells(slot));
+        }
         ++found;
-      };
-      if (t.row < t.f.num_rows) visit_tiles(a, mask, t, lane, visit);
+        __syncwarp();
+        barrier_arrive_if(sm.cells_full(slot), (threadIdx.x & 31) == 0);
+      }
       __syncwarp();
-      barrier_arrive_if(sm.asked_empty(asked), lane == 0);
+      barrier_arrive_if(sm.note_empty(n), (threadIdx.x & 31) == 0);
+    }
+  }
+  JALI_DEVICE static void find_rows(const M& mask, const RowTile& t, u32 shared) {
+    using Row = Words<typename M::Row>;
+#pragma unroll 1
+    for (i32 r = opaque(threadIdx.x) - 32 * (4 - kFinders); r < kRows; r += 32 * kFinders) {
+      const Row row(mask.row(t.f, t.row + r));
+      u32 words[4];
+#pragma unroll
+      for (i32 w = 0; w < 4; ++w) words[w] = w < Row::kCount ? row.words[w] : 0;
+      store_array(shared + r * kLightRowBytes, words);
     }
   }
 
@@ -553,22 +577,29 @@ struct Forward {
         }
       }
     }
-    /// Cells of a partial tile that are not visible get a score of -infinity.
+    /// Cells that are not visible get a score of -infinity. PERF: full tiles, too, where they open a
+    /// row tile: one more kind of step costs more, in misses of the instruction cache.
     JALI_DEVICE void hide() {
       tile::VisibleBits<kGroups> bits;
       if constexpr (kHeavy) {
+        const bool partial = note & kPartial;
         const u32 slot = hidden % kCellSlots;
-        barrier_wait(sm.cells_full(slot), hidden / kCellSlots & 1);
-        bits.load(sm.cells(slot) + row() * (4 * kGroups));
+        barrier_wait_if(sm.cells_full(slot), hidden / kCellSlots & 1, partial);
+        bits.load(sm.cells(slot) + row() * (4 * kGroups), lane);
+        bits.show_all_if(!partial);
         __syncwarp();
-        barrier_arrive_if(sm.cells_empty(slot), lane == 0);
-        ++hidden;
+        barrier_arrive_if(sm.cells_empty(slot), partial & lane == 0);
+        hidden += partial;
       } else {
-        const RowTile t = row_tile();
-        bits.look_up(mask, t.f, t.row + row(), first_key());
+        const tile::QuadKeys keys{key_of(0), load_shared(sm.num_keys(opened - 1))};
+        if constexpr (kLight) {
+          const u32 slot = (opened - 1) % kCellSlots;
+          barrier_wait(sm.cells_full(slot), (opened - 1) / kCellSlots & 1);
+          bits.look_up(mask, sm.cells(slot) + row() * kLightRowBytes, keys);
+        } else {
+          bits.show(keys);
+        }
       }
-      bits.shift(lane);
-      bits.cut(load_shared(sm.num_keys(opened - 1)) - first_key() - 2 * (lane & 3));
       bits.hide(s, -infinity());
     }
     /// Draws the numbers of dropout for the key tile.
@@ -664,6 +695,7 @@ struct Forward {
     }
     JALI_DEVICE void close_row_tile(i32 n, const tile::RowState& end) {
       store(RowTile::load(sm.tile(n)), end);
+      if constexpr (kLight) barrier_arrive_if(sm.cells_empty(n % kCellSlots), lane == 0);
       clear_output();
     }
 
@@ -680,7 +712,7 @@ struct Forward {
       tie(s);
       free_k(0);
       if (kOptions.adjusts()) adjust();
-      if (note & kPartial) hide();
+      if (kMasked || note & kPartial) hide();
       float total[4] = {0, 0, 0, 0};
       begin_weights<true, true>(total);
       end_weights<true>(total);
@@ -713,7 +745,8 @@ struct Forward {
       tie(s);
       free_k(stage);
       // No P V beside work that needs P's registers.
-      constexpr bool kTight = kDv > 192 && (kHides || kOptions.per_cell());
+      constexpr bool kTight = (kDv > 192 && (kHides || kOptions.per_cell())) ||
+                              (kOpens && kHides && kShape.consumer_registers <= 160);
       if (kTight) finish_pv(count - 1);
       if (kTight && kOpens) close_row_tile(opened - 2, state);
       if (kOptions.adjusts()) adjust();
@@ -760,8 +793,11 @@ struct Forward {
     while (true) {
       while (!(c.next & (kFirst | kPartial | kEnd))) c.template step<false, false>();
       if (c.next & kEnd) break;
-      if (c.next & kFirst) {
+      // Without a mask, only the keys behind the end are hidden, in the first tile.
+      if (!kMasked) {
         c.next& kPartial ? c.template step<true, true>() : c.template step<true, false>();
+      } else if (c.next & kFirst) {
+        c.template step<true, true>();
       } else {
         c.template step<false, true>();
       }
@@ -791,9 +827,9 @@ struct Forward {
         barrier_init(sm.cells_full(n), kFinders);
         barrier_init(sm.cells_empty(n), 4 * kConsumers);
       }
-      for (i32 n = 0; n < 2; ++n) {
-        barrier_init(sm.asked_full(n), 1);
-        barrier_init(sm.asked_empty(n), kFinders);
+      for (i32 n = 0; n < kNoteSlots; ++n) {
+        barrier_init(sm.note_full(n), 1);
+        barrier_init(sm.note_empty(n), 1 + (kMasked ? kFinders : 0));
       }
       barrier_init_fence();
     }
@@ -801,9 +837,11 @@ struct Forward {
     if (wg == 0) {
       give_registers<kShape.loader_registers>();
       if (threadIdx.x < 32) {
-        produce(a, mask, sm, map_q, map_k, map_v);
-      } else if constexpr (kHeavy) {
-        find_cells(a, mask, sm);
+        if (threadIdx.x == 0) Loader{a, sm, map_q, map_k, map_v}.run();
+      } else if (threadIdx.x < 64) {
+        plan(a, mask, sm);
+      } else if constexpr (kMasked) {
+        find(mask, sm);
       }
     } else {
       take_registers<kShape.consumer_registers>();

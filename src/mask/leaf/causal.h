@@ -9,7 +9,6 @@ namespace jali::leaf {
 struct Causal {
   static constexpr const char* kName = "causal";
   static constexpr bool kRowsReadTables = false, kColsReadTables = false;
-  static constexpr bool kLight = true;
   Scalar offset;
 
   template <class V>
@@ -26,7 +25,11 @@ struct Causal {
   JALI_HD Row row(const Frame& f, i32 i) const { return {position(f, offset, i)}; }
   JALI_HD Col col(const Frame&, i32 j) const { return {j}; }
   JALI_HD bool visible(Row r, Col c) const { return c.j <= r.p; }
-  JALI_HD u64 word(Row r, i32 j, i32 n) const { return key_bits(-kFar, r.p, j, n); }
+  template <class Keys>
+  JALI_HD auto among(Row r, Keys keys) const {
+    return keys.between(-kFar, r.p);
+  }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, KeyRun{j, n}); }
 
   using RowBlock = Range;  // positions
   using ColBlock = Range;  // keys

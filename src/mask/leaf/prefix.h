@@ -9,7 +9,6 @@ namespace jali::leaf {
 struct Prefix {
   static constexpr const char* kName = "prefix";
   static constexpr bool kRowsReadTables = false, kColsReadTables = false;
-  static constexpr bool kLight = true;
   Scalar length;
 
   template <class V>
@@ -26,9 +25,11 @@ struct Prefix {
   JALI_HD Row row(const Frame& f, i32) const { return {length.at_batch(f.b)}; }
   JALI_HD Col col(const Frame&, i32 j) const { return {j}; }
   JALI_HD bool visible(Row r, Col c) const { return c.j < r.length; }
-  JALI_HD u64 word(Row r, i32 j, i32 n) const {
-    return key_bits(-kFar, max_of(r.length, 0) - 1, j, n);
+  template <class Keys>
+  JALI_HD auto among(Row r, Keys keys) const {
+    return keys.between(-kFar, max_of(r.length, 0) - 1);
   }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, KeyRun{j, n}); }
 
   using RowBlock = Row;
   using ColBlock = Range;

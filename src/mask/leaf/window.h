@@ -9,7 +9,6 @@ namespace jali::leaf {
 struct Window {
   static constexpr const char* kName = "window";
   static constexpr bool kRowsReadTables = false, kColsReadTables = false;
-  static constexpr bool kLight = true;
   Scalar left, right, offset;
 
   template <class V>
@@ -37,7 +36,11 @@ struct Window {
   }
   JALI_HD Col col(const Frame&, i32 j) const { return {j}; }
   JALI_HD bool visible(Row r, Col c) const { return (r.lo <= c.j) & (c.j <= r.hi); }
-  JALI_HD u64 word(Row r, i32 j, i32 n) const { return key_bits(r.lo, r.hi, j, n); }
+  template <class Keys>
+  JALI_HD auto among(Row r, Keys keys) const {
+    return keys.between(r.lo, r.hi);
+  }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, KeyRun{j, n}); }
 
   /// First and last key of the first row and of the last row; both ends grow with the row.
   struct RowBlock {
