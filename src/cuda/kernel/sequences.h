@@ -54,12 +54,6 @@ JALI_HD i32 sequence_of(const i32* cu, i32 B, i32 slot, i32 size) {
 }
 
 #if defined(__CUDACC_RTC__)
-/// The next number of a counter, for one thread.
-__device__ __forceinline__ i32 take(i32* counter) {
-  i32 number;
-  asm volatile("atom.global.add.s32 %0, [%1], 1;" : "=r"(number) : "l"(counter) : "memory");
-  return number;
-}
 /// Work is handed out by a counter: [0] what was taken, [1] blocks done. One thread of each block says
 /// that it is done; the last one leaves the counter as it was found.
 __device__ __forceinline__ void leave(i32* counter) {

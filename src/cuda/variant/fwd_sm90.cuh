@@ -330,7 +330,7 @@ struct Forward {
         __syncwarp();
       }
       i32 next = 0;
-      if (lane == 0) next = take(a.counter) + a.num_blocks;
+      if (lane == 0) next = atomicAdd(a.counter, 1) + a.num_blocks;
       if (RowTile::load(own).has_rows()) {
         bool first = true;
         auto visit = [&](i32 index, bool partial) {
