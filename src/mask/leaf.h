@@ -16,7 +16,8 @@
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
 //   among(Row, keys)                       optional, where it is keys.between() of a few numbers,
 //                                          combined with & | ~: which of some keys the row sees, as
-//                                          bits. GPU kernels call it between MMAs (light leaves)
+//                                          bits, those of no key anything. GPU kernels call it between
+//                                          MMAs (light leaves)
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
 //                                          tiles had better ask their cells
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables

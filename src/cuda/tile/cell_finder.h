@@ -188,25 +188,30 @@ JALI_DEVICE void find_words(const L& leaf, const KeySide<L>& keys, At at, i32 la
     }
   }
 }
-template <bool kClasses, i32 kRows, class A, class B, class At>
-  requires(!HasWord<And<A, B>>)
-JALI_DEVICE void find_words(const And<A, B>& m, const KeySide<And<A, B>>& keys, At at, i32 lane,
-                            RowWords (&found)[kRows]) {
+/// Of a pair, joined word by word.
+template <bool kClasses, i32 kRows, class P, class At, class Join>
+JALI_DEVICE void find_words_of_pair(const P& m, const KeySide<P>& keys, At at, i32 lane,
+                                    RowWords (&found)[kRows], Join join) {
   RowWords other[kRows];
   find_words<kClasses>(m.a, keys.a, at, lane, found);
   find_words<kClasses>(m.b, keys.b, at, lane, other);
 #pragma unroll
-  for (i32 n = 0; n < 2 * kRows; ++n) found[n / 2].words[n % 2] &= other[n / 2].words[n % 2];
+  for (i32 n = 0; n < 2 * kRows; ++n) {
+    u32& word = found[n / 2].words[n % 2];
+    word = join(word, other[n / 2].words[n % 2]);
+  }
+}
+template <bool kClasses, i32 kRows, class A, class B, class At>
+  requires(!HasWord<And<A, B>>)
+JALI_DEVICE void find_words(const And<A, B>& m, const KeySide<And<A, B>>& keys, At at, i32 lane,
+                            RowWords (&found)[kRows]) {
+  find_words_of_pair<kClasses>(m, keys, at, lane, found, [](u32 x, u32 y) { return x & y; });
 }
 template <bool kClasses, i32 kRows, class A, class B, class At>
   requires(!HasWord<Or<A, B>>)
 JALI_DEVICE void find_words(const Or<A, B>& m, const KeySide<Or<A, B>>& keys, At at, i32 lane,
                             RowWords (&found)[kRows]) {
-  RowWords other[kRows];
-  find_words<kClasses>(m.a, keys.a, at, lane, found);
-  find_words<kClasses>(m.b, keys.b, at, lane, other);
-#pragma unroll
-  for (i32 n = 0; n < 2 * kRows; ++n) found[n / 2].words[n % 2] |= other[n / 2].words[n % 2];
+  find_words_of_pair<kClasses>(m, keys, at, lane, found, [](u32 x, u32 y) { return x | y; });
 }
 template <bool kClasses, i32 kRows, class A, class At>
   requires(!HasWord<Not<A>>)

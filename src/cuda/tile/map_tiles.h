@@ -7,7 +7,7 @@
 namespace jali::cuda {
 
 /// Lines are row tiles of kRows (or key tiles of kKeys). A block classifies 32 tiles at a time for an
-/// unsure mask, whose cells its warps ask for four tiles each; one warp for others.
+/// unsure mask, whose cells its 8 warps ask for four tiles each; one warp for others.
 /// lines: of one head, of all sequences where tokens are packed.
 template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
 __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,

@@ -56,7 +56,7 @@ struct VisibleBits {
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
       u32 loaded[4];
-      ptx::load_array(shared + e * 8 * 16, loaded);
+      ptx::load_array(shared + e * 8 * sizeof loaded, loaded);
       Row row;
 #pragma unroll
       for (i32 w = 0; w < Row::kCount; ++w) row.words[w] = loaded[w];

@@ -19,7 +19,7 @@ MaskKind kind_of(const BoundMask& mask) {
     if (leaf->device_light_row_bytes() == 0) return MaskKind::kHeavy;
     row_bytes += leaf->device_light_row_bytes();
   }
-  return row_bytes <= kLightRowBytes ? MaskKind::kLight : MaskKind::kHeavy;
+  return row_bytes <= kMaskRowBytes ? MaskKind::kLight : MaskKind::kHeavy;
 }
 bool is_heavy(const BoundMask& mask) { return kind_of(mask) == MaskKind::kHeavy; }
 const char* text_of(MaskKind kind) {

@@ -29,6 +29,9 @@
 
 namespace jali::cuda {
 
+/// What a mask may say of a row: of a heavy one a bit for each of 128 keys, of a light one its numbers.
+constexpr i32 kMaskRowBytes = 16;
+
 /// How a kernel divides its work. Every constant here is one that the host needs, too.
 struct ForwardShape {
   i32 warpgroups = 2;  // consumers, 64 rows each
@@ -37,7 +40,7 @@ struct ForwardShape {
   i32 stages = 2;      // of K
   i32 v_split = 1;     // a V stage holds keys / v_split keys
   i32 v_stages = 2;
-  i32 cells = 0;      // slots for what a mask says of a tile's rows, 16 bytes a row
+  i32 cells = 0;      // slots for what a mask says of a tile's rows
   bool turns = true;  // consumers take turns at the tensor cores
   i32 early = 0;      // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
@@ -51,7 +54,7 @@ struct ForwardShape {
     return 2 * (slots * rows() * padded(D) + stages * keys * padded(D) +
                 v_stages * v_keys() * padded(Dv));
   }
-  constexpr i32 cell_bytes() const { return cells * rows() * 16; }
+  constexpr i32 cell_bytes() const { return cells * rows() * kMaskRowBytes; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
     return tile_bytes(D, Dv) + cell_bytes() + 960 + 1024;
@@ -63,7 +66,6 @@ struct ForwardShape {
 /// What a mask asks of a kernel: nothing; leaves that are all light (mask/leaf.h) and together have
 /// few numbers a row, of which consumers make bits themselves; or more, which others look up for them.
 enum class MaskKind : u8 { kNone, kLight, kHeavy };
-constexpr i32 kLightRowBytes = 16;
 
 /// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
 constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
@@ -120,7 +122,7 @@ struct ForwardArgs {
   i32 num_blocks;      // launched; they begin with the first row tiles
   i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 section;         // forward_section()
-  TileMap map;         // of row tiles, for a heavy mask; for others the loader classifies
+  TileMap map;         // of row tiles, for a heavy mask; for others the planner classifies
   i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
   void* out;           // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
   float* lse;          // [b, h, l]
@@ -159,7 +161,9 @@ struct Forward {
   static constexpr bool kHeavy = kMask == MaskKind::kHeavy, kLight = kMask == MaskKind::kLight;
   static constexpr bool kMasked = kHeavy || kLight;
   static constexpr i32 kFinders = 2, kGroups = kKeys / 32;  // warps; words of a row of cells
-  static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * 16;
+  static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kMaskRowBytes;
+  // NOTE: while the planner writes a row tile, consumers are at most 9 notes behind, and read the row
+  // tile before theirs, too. Each has a note or more: 11 slots would do.
   static constexpr i32 kNoteSlots = 8, kTileSlots = 16;
   static constexpr i32 kCells = kV + kVStages * kVBytes;
   static constexpr i32 kBarriers = kCells + kCellSlots * kCellBytes;
@@ -168,7 +172,7 @@ struct Forward {
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
   static_assert(kCellSlots == (kMasked ? 4 : 0));
-  static_assert(!kLight || sizeof(typename M::Row) <= kLightRowBytes);
+  static_assert(!kLight || sizeof(typename M::Row) <= kMaskRowBytes);
   static_assert(kTiles + kTileSlots * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
@@ -472,7 +476,7 @@ struct Forward {
       u32 words[4];
 #pragma unroll
       for (i32 w = 0; w < 4; ++w) words[w] = w < Row::kCount ? row.words[w] : 0;
-      store_array(shared + r * kLightRowBytes, words);
+      store_array(shared + r * kMaskRowBytes, words);
     }
   }
 
@@ -595,7 +599,7 @@ struct Forward {
         if constexpr (kLight) {
           const u32 slot = (opened - 1) % kCellSlots;
           barrier_wait(sm.cells_full(slot), (opened - 1) / kCellSlots & 1);
-          bits.look_up(mask, sm.cells(slot) + row() * kLightRowBytes, keys);
+          bits.look_up(mask, sm.cells(slot) + row() * kMaskRowBytes, keys);
         } else {
           bits.show(keys);
         }
