@@ -24,7 +24,12 @@ concept HasWord = requires(const M& m, typename M::Row r, i32 j) { m.word(r, j, 
 
 /// Whether it has among().
 template <class M>
-concept IsLight = requires(const M& m, typename M::Row r, KeyRun keys) { m.among(r, keys); };
+concept IsLight = requires(const M& m, typename M::Row r, Run keys) { m.among(r, keys); };
+
+/// Whether it has seen_by().
+template <class M>
+concept IsLightByKey =
+    requires(const M& m, const Frame& f, i32 j, Run rows) { m.seen_by(f, j, rows); };
 
 /// What And and Or share: a pair of everything.
 template <class A, class B>
@@ -80,6 +85,12 @@ struct And : Pair<A, B> {
   {
     return this->a.among(r.a, keys) & this->b.among(r.b, keys);
   }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const
+    requires(IsLightByKey<A> && IsLightByKey<B>)
+  {
+    return this->a.seen_by(f, j, rows) & this->b.seen_by(f, j, rows);
+  }
   JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
     return min_of(this->a.classify(f, r.a, c.a), this->b.classify(f, r.b, c.b));
   }
@@ -109,6 +120,12 @@ struct Or : Pair<A, B> {
     requires(IsLight<A> && IsLight<B>)
   {
     return this->a.among(r.a, keys) | this->b.among(r.b, keys);
+  }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const
+    requires(IsLightByKey<A> && IsLightByKey<B>)
+  {
+    return this->a.seen_by(f, j, rows) | this->b.seen_by(f, j, rows);
   }
   JALI_HD Tile classify(const Frame& f, RowBlock r, ColBlock c) const {
     return max_of(this->a.classify(f, r.a, c.a), this->b.classify(f, r.b, c.b));
@@ -145,6 +162,12 @@ struct Not {
     requires(IsLight<A>)
   {
     return ~a.among(r, keys);
+  }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const
+    requires(IsLightByKey<A>)
+  {
+    return ~a.seen_by(f, j, rows);
   }
   JALI_HD RowBlock rows(const Frame& f, i32 i0, i32 i1) const { return a.rows(f, i0, i1); }
   JALI_HD ColBlock cols(const Frame& f, i32 j0, i32 j1) const { return a.cols(f, j0, j1); }

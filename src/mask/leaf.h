@@ -18,6 +18,8 @@
 //                                          combined with & | ~: which of some keys the row sees, as
 //                                          bits, those of no key anything. GPU kernels call it between
 //                                          MMAs (light leaves)
+//   seen_by(frame, j, rows)                optional, the same the other way round: which of some rows
+//                                          see key j, by rows.between()
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
 //                                          tiles had better ask their cells
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
@@ -89,10 +91,10 @@ JALI_HD constexpr u64 key_bits(i32 lo, i32 hi, i32 j, i32 n) {
   return begin < end ? bit_range(begin, end) : 0;
 }
 
-/// Keys [j, j + n), 0 < n <= 64, for a leaf's among().
-struct KeyRun {
-  i32 j, n;
-  JALI_HD constexpr u64 between(i32 lo, i32 hi) const { return key_bits(lo, hi, j, n); }
+/// Keys or rows [first, first + n), 0 < n <= 64, for a leaf's among() or seen_by().
+struct Run {
+  i32 first, n;
+  JALI_HD constexpr u64 between(i32 lo, i32 hi) const { return key_bits(lo, hi, first, n); }
 };
 
 /// An integer parameter: absent, one number, or one number per batch entry or head (int32 table).

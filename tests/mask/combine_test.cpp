@@ -26,6 +26,15 @@ void check_tree(const M& mask, Meaning meaning) {
           return;
       }
     }
+    if constexpr (IsLightByKey<M>) {
+      for (i32 j = 0; j < f.num_keys; ++j) {
+        const Run rows{j % 4, f.num_rows};
+        const u64 seen = mask.seen_by(f, j, rows);
+        for (i32 n = 0; n < rows.n; ++n) {
+          if (!CHECK_EQ(seen >> n & 1, u64{meaning(rows.first + n + q_offset, j)})) return;
+        }
+      }
+    }
     for (i32 i0 = 0; i0 < f.num_rows; i0 += 4) {
       i32 i1 = min_of(i0 + 4, f.num_rows);
       auto r = mask.rows(f, i0, i1);

@@ -12,9 +12,9 @@
 
 namespace jali::tile {
 
-/// A thread's keys in a row of accumulators, for a leaf's among(): bit 2 n + x is key
-/// first + 8 n + x, n < 16. Those from `end` on are behind the last key.
-struct QuadKeys {
+/// A thread's cells along a line of accumulators, for a leaf's among() or seen_by(): bit 2 n + x is
+/// key (or row) first + 8 n + x, n < 16. Those from `end` on are behind the last one.
+struct QuadRun {
   i32 first, end;
 
   JALI_DEVICE u32 between(i32 lo, i32 hi) const {
@@ -51,7 +51,7 @@ struct VisibleBits {
   }
   /// By a light mask, whose rows lie in shared memory, 16 bytes each: this thread's first.
   template <class M>
-  JALI_DEVICE void look_up(const M& mask, u32 shared, const QuadKeys& keys) {
+  JALI_DEVICE void look_up(const M& mask, u32 shared, const QuadRun& keys) {
     using Row = ptx::Words<typename M::Row>;
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
@@ -63,7 +63,7 @@ struct VisibleBits {
       words[e] = mask.among(row.value, keys) & keys.all();
     }
   }
-  JALI_DEVICE void show(const QuadKeys& keys) { words[0] = words[1] = keys.all(); }
+  JALI_DEVICE void show(const QuadRun& keys) { words[0] = words[1] = keys.all(); }
   JALI_DEVICE void show_all_if(bool condition) {
     const u32 all = condition ? ~0u : 0;
     words[0] |= all;

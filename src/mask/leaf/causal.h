@@ -29,7 +29,11 @@ struct Causal {
   JALI_HD auto among(Row r, Keys keys) const {
     return keys.between(-kFar, r.p);
   }
-  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, KeyRun{j, n}); }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
+    return rows.between(saturate(i64(j) - position(f, offset, 0)), kFar);
+  }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, Run{j, n}); }
 
   using RowBlock = Range;  // positions
   using ColBlock = Range;  // keys

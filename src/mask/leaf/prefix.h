@@ -29,7 +29,11 @@ struct Prefix {
   JALI_HD auto among(Row r, Keys keys) const {
     return keys.between(-kFar, max_of(r.length, 0) - 1);
   }
-  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, KeyRun{j, n}); }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
+    return rows.between(j < length.at_batch(f.b) ? -kFar : kFar, kFar);
+  }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, Run{j, n}); }
 
   using RowBlock = Row;
   using ColBlock = Range;

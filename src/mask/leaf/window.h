@@ -40,7 +40,12 @@ struct Window {
   JALI_HD auto among(Row r, Keys keys) const {
     return keys.between(r.lo, r.hi);
   }
-  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, KeyRun{j, n}); }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
+    const Span span = row_span(f, {j, j});
+    return rows.between(span.begin, span.end - 1);
+  }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, Run{j, n}); }
 
   /// First and last key of the first row and of the last row; both ends grow with the row.
   struct RowBlock {
