@@ -6,8 +6,6 @@
 namespace jali::cuda {
 namespace {
 
-constexpr int kSmallThreads = 256;  // of prepare and finish
-
 i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
 
 Strides strides_of(const HeadView& view) { return {view.stride_b, view.stride_h, view.stride_l}; }
@@ -79,21 +77,18 @@ KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardVie
   const bool finishes = wanted.per_tile() || wanted.rows || options.sinks;
   const std::string sums = finishes ? bias_gradient_kernels(type) : "";
   return {instance, [instance, file, sums] {
-            return "#include \"cuda/variant/" + file + R"(.cuh"
+            return "#include \"cuda/tile/backward_sums.h\"\n#include \"cuda/variant/" + file +
+                   R"(.cuh"
 namespace jali::cuda {
 using Kernel = )" + instance +
                    R"(;
 extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
     backward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
              const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o,
+             const __grid_constant__ ptx::TensorMap row_out,
+             const __grid_constant__ ptx::TensorMap row_dout,
              const __grid_constant__ BackwardArgs a, const __grid_constant__ M mask) {
-  Kernel::run(q, k, v, o, a, mask);
-}
-extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant__ BackwardArgs a) {
-  Kernel::Rows::prepare(a);
-}
-extern "C" __global__ void __launch_bounds__(256) finish(const __grid_constant__ BackwardArgs a) {
-  Kernel::Rows::finish(a);
+  Kernel::run(q, k, v, o, row_out, row_dout, a, mask);
 }
 )" + sums + "}  // namespace jali::cuda\n";
           }};
@@ -114,6 +109,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   const TensorMap k = tensor_map("k", p.k, p.D, keys, p.Hkv, batches, tile.keys);
   const TensorMap v = tensor_map("v", p.v, p.Dv, keys, p.Hkv, batches, tile.keys);
   const TensorMap o = tensor_map("dout", dout, p.Dv, rows, p.Hq, batches, tile.rows);
+  const TensorMap row_out = tensor_map("out", out, p.Dv, rows, p.Hq, batches, kBackwardRowBox);
+  const TensorMap row_dout = tensor_map("dout", dout, p.Dv, rows, p.Hq, batches, kBackwardRowBox);
 
   BackwardArgs a;
   a.seq = call.sequences();
@@ -122,7 +119,6 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.row_tiles = tiles(p, p.Tq, p.Lq, tile.rows, p.B);
   a.key_tiles = tiles(p, p.Tk, p.Lk, tile.keys, 1);
   a.heads = batches * p.Hkv;
-  a.num_items = a.heads * a.key_tiles;
   a.section = section(p, rows, a.heads);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
@@ -132,7 +128,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
     a.key_map = call.tile_map(tile.rows, tile.keys, true);
     if (p.deterministic) a.row_map = call.tile_map(tile.rows, tile.keys, false);
   }
-  a.counter = call.counters(2);
+  const i64 sections = ceil_div(a.heads, a.section), words = 3 + 2 * sections;
+  a.taken = static_cast<i32*>(call.allocate(words * static_cast<i64>(sizeof(i32))));
+  a.prepared = a.taken + 3;
+  a.added = a.prepared + sections;
   const i64 row_tiles = i64{a.row_tiles} * p.Hq;
   auto floats = [&](i64 count) {
     return static_cast<float*>(call.allocate(count * static_cast<i64>(sizeof(float))));
@@ -159,16 +158,16 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.dv_strides = strides_of(grads.dv);
 
   const BiasGradientSums sums(call, grads, a);
-  const Kernel& prepare = call.kernel(module, "prepare", 0);
-  const Kernel& finish = call.kernel(module, "finish", 0);
   void* const mask = call.mask_parameters();
   sums.begin(module);
-  if (row_tiles > 0) call.launch(prepare, row_tiles, kSmallThreads, 0, {&a});
-  if (a.num_items > 0) {
-    call.launch(main, min_of(a.num_items, call.device().num_sms), tile.threads, tile.shared_bytes,
-                {&q, &k, &v, &o, &a, mask});
+  // Blocks without key tiles of their own still care for row tiles.
+  const i64 blocks =
+      min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
+  if (blocks > 0) {
+    call.clear(a.taken, words * static_cast<i64>(sizeof(i32)));
+    call.launch(main, blocks, tile.threads, tile.shared_bytes,
+                {&q, &k, &v, &o, &row_out, &row_dout, &a, mask});
   }
-  if (row_tiles > 0) call.launch(finish, row_tiles, kSmallThreads, 0, {&a});
   sums.finish(module);
 }
 

@@ -1,4 +1,4 @@
-// What the backward variants for sm_90a share on the host: checks, scratch memory, three launches.
+// What the backward variants for sm_90a share on the host: checks, scratch memory, launches.
 #pragma once
 
 #include "cuda/kernel/backward.h"

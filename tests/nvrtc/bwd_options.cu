@@ -1,4 +1,5 @@
 // The backward kernels for Hopper over options of the scores and gradients of biases.
+#include "cuda/tile/backward_sums.h"
 #include "nvrtc/bwd.h"
 
 BACKWARD_OPTIONS(Backward, any_scale, BF16, 128, 128, leaf::Causal, false, (.any_scale = true), ())

@@ -1,15 +1,16 @@
 // What the kernels of a backward pass share: tile shapes, scratch memory, arguments.
 //
-// A pass is three kernels. `prepare` (a block of 256 threads a row tile and query head: grid
-// row_tiles · Hq) writes a statistic of every row and clears the fp32 sum of dq; the main kernel
-// (variant/bwd_*.cuh; one block owns a tile of keys at a time) writes dk and dv and adds to that sum;
-// `finish` (grid as prepare) rounds it to dq. Scratch, all fp32, `row_tiles · Hq` tiles, none of it
-// has to be cleared by the host:
+// A pass is one kernel, and, where gradients of biases are wanted, small ones before and after it. A
+// block owns a tile of keys at a time: it writes dk and dv and adds to the fp32 sum of dq
+// (variant/bwd_*.cuh). Beside that a warp of it prepares row tiles (a statistic of every row, a clear
+// sum) and rounds the sums that are complete to dq (tile/backward_rows.h). Work goes by sections of KV
+// heads: the row tiles of a section are prepared before its first key tile is begun, and rounded
+// when its last one is done. Scratch, all fp32, `row_tiles · Hq` tiles, none of it cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
 // The gradients of what was added to scores are sums of the scores' gradients. For a bias over keys
-// the main kernel sums the rows that see its key tile; for one over rows and keys it writes or adds
-// cells; those of a bias over rows alone, and of sinks, `prepare` knows. tile/backward_sums.h
-// finishes them.
+// the kernel sums the rows that see its key tile; for one over rows and keys it writes or adds cells;
+// those of a bias over rows alone, and of sinks, are known when a row tile is prepared.
+// tile/backward_sums.h finishes them.
 #pragma once
 
 #include "cuda/kernel/sequences.h"
@@ -18,10 +19,11 @@
 
 namespace jali::cuda {
 
-/// The main kernel's tile and what a host needs to launch it. dims: of q and k, and of v.
+/// The kernel's tile and what a host needs to launch it.
 struct BackwardTile {
   i32 rows, keys;
   i32 dq_floats;     // of dq_sum a row tile and head
+  i32 row_stages;    // buffers of kBackwardRowBytes
   i32 shared_bytes;  // dynamic
   i32 threads;
   i32 loader_registers, consumer_registers;
@@ -29,6 +31,15 @@ struct BackwardTile {
 
 /// Barriers, and the loader's notes.
 constexpr i32 kBackwardNotesBytes = 192 + 256;
+/// Row tiles are prepared and rounded by so many rows; out and dout in boxes of {64, 16, 1, 1}.
+constexpr i32 kBackwardRowBox = 16;
+/// 64 columns of that many of out and dout, or of dq_sum.
+constexpr i32 kBackwardRowBytes = 4096;
+/// How many of those a kernel has room for that needs `bytes` besides.
+JALI_HD constexpr i32 backward_row_stages(i32 bytes) {
+  constexpr i32 kMost = 232448;  // bytes of a block (CUDA C++ guide, compute capability 9.0)
+  return min_of((kMost - bytes) / kBackwardRowBytes, 6);
+}
 
 /// Elements between neighbours; b is 0 where tokens are packed (varlen).
 struct Strides {
@@ -73,6 +84,24 @@ struct TokenSums {
   JALI_HD float* at(i32 h, i64 token) const { return data + h / head_div * tokens + token; }
 };
 
+/// Work in the order in which blocks take it: `per_head` units (key tiles, or row tiles of its query
+/// heads) of each KV head, section by section, there unit by unit.
+struct WorkOrder {
+  i32 heads, section, per_head;
+
+  struct Place {
+    i32 section, head, unit;
+  };
+  JALI_HD i32 total() const { return heads * per_head; }
+  JALI_HD i32 in_section(i32 n) const { return min_of(section, heads - n * section) * per_head; }
+  JALI_HD i32 section_of(i32 n) const { return n / (section * per_head); }
+  JALI_HD Place place(i32 n) const {
+    const i32 at = section_of(n), rest = n - at * section * per_head;
+    const i32 among = min_of(section, heads - at * section);
+    return {at, at * section + rest % among, rest / among};
+  }
+};
+
 /// What differs from call to call; passed by value.
 struct BackwardArgs {
   Sequences seq;
@@ -80,14 +109,16 @@ struct BackwardArgs {
   i32 row_tiles = 0;  // of one query head: B · ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 key_tiles = 0;  // of one head of `heads`: ceil(Lk / keys); varlen: num_slots(Tk, B, keys)
   i32 heads = 0;      // B · Hkv; varlen: Hkv
-  i32 num_items = 0;  // heads · key_tiles
   i32 section = 1;    // heads whose q and dout stay in L2 together
   float scale = 0, scale_log2 = 0;  // scale_log2 = scale · log2(e)
   float lse_factor = 0;      // from LSE to neg_lse: -1 / scale, what raw scores start at; where
                              // options adjust scores -log2(e), added to what they become
   TileMap key_map, row_map;  // of a mask; of row tiles: deterministic only
-  i32* counter = nullptr;    // [0] key tiles taken, [1] blocks done; zero before and after
-  i32* turns = nullptr;      // [row_tiles · Hq], deterministic only: prepare clears it
+  // What blocks tell each other, zero before:
+  i32* taken = nullptr;     // [3] key tiles; row tiles to prepare; row tiles to round
+  i32* prepared = nullptr;  // [sections] row tiles
+  i32* added = nullptr;     // [sections] key tiles whose dQ is added, times the consumers' warps
+  i32* turns = nullptr;     // [row_tiles · Hq], deterministic only; cleared with dq_sum
   float *neg_lse = nullptr, *neg_delta = nullptr, *dq_sum = nullptr;
   const void *out = nullptr, *dout = nullptr;   // [B, Hq, Lq, Dv]
   const float *lse = nullptr, *dlse = nullptr;  // [B, Hq, Lq]; dlse may be null
@@ -97,21 +128,12 @@ struct BackwardArgs {
   CellTable dbias;               // BiasGradients::cells
   TokenSums key_sums, row_sums;  // ::keys, ::rows; head_div of row_sums is 1
   float* sink_sums = nullptr;    // [Hq][row_tiles]; may be null
-};
 
-/// A tile of rows or keys: its sequence and its first row or key there. Where tokens are packed, the
-/// tile may lie behind the end of its sequence.
-struct TilePlace {
-  i32 b, first;
-};
-/// Tile t of all sequences, `size` rows (or keys) each.
-JALI_HD TilePlace tile_place(const Sequences& s, const i32* cu, i32 length, i32 t, i32 size) {
-  if (cu) {
-    const i32 b = sequence_of(cu, s.B, t, size);
-    return {b, (t - first_slot(cu[b], b, size)) * size};
+  JALI_HD i32 row_tiles_of_sequence() const { return seq.varlen() ? row_tiles : row_tiles / seq.B; }
+  JALI_HD WorkOrder key_order() const { return {heads, section, key_tiles}; }
+  JALI_HD WorkOrder row_order() const {
+    return {heads, section, row_tiles_of_sequence() * seq.group};
   }
-  const i32 per_sequence = ceil_div(length, size);
-  return {t / per_sequence, t % per_sequence * size};
-}
+};
 
 }  // namespace jali::cuda

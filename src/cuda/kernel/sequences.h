@@ -66,7 +66,8 @@ __device__ __forceinline__ void leave(i32* counter) {
 /// The sequence of a slot (sequence_of), by all lanes of a warp together: 32 probes a step, since each
 /// waits for memory.
 __device__ __forceinline__ i32 warp_sequence_of(const i32* cu, i32 B, i32 slot, i32 size) {
-  const i32 lane = threadIdx.x & 31;
+  i32 lane = threadIdx.x & 31;
+  asm volatile("" : "+r"(lane));  // PERF: not kept in a register by callers' loops
   i32 low = 0, high = B;
 #pragma unroll 1
   while (high - low > 1) {

@@ -1,27 +1,121 @@
-// The small kernels before and after a backward pass's main kernel; see kernel/backward.h.
+// What row tiles need before key tiles see them, and after that: they are prepared, and their sums of
+// dq are rounded, by warps beside the loader, and by consumers before and after their own work.
 #pragma once
 
 #include "cuda/kernel/backward.h"
-#include "cuda/tile/backward_sums.h"
+#include "cuda/ptx/bulk.h"
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/math.h"
+#include "cuda/ptx/matrix.h"
+#include "cuda/ptx/mma.h"
+#include "cuda/ptx/order.h"
+#include "cuda/tile/store.h"
 
 namespace jali::tile {
 
-/// kRows: of a row tile; kD: columns of dq_sum (a multiple of 64); kDv: at least Dv. kSinks: there
-/// are sinks. kRowBias: the gradient of a bias over rows alone is wanted.
-template <class T, i32 kRows, i32 kD, i32 kDv, bool kSinks, bool kRowBias>
+/// kRows: of a row tile; kD, kDv: columns of dq_sum and of dout, multiples of 64. kSinks: there are
+/// sinks. kRowBias: the gradient of a bias over rows alone is wanted. kStages: buffers of a warp that
+/// the copy engine fills; 0: what is read is read where it is, kTogether units at once.
+template <class T, i32 kRows, i32 kD, i32 kDv, bool kSinks, bool kRowBias, i32 kStages,
+          i32 kTogether>
 struct BackwardRows {
-  static constexpr i32 kThreads = 256;
   using Args = cuda::BackwardArgs;
+  static constexpr i32 kParts =
+      kRows / 16;  // of a row tile, which goes by units: 64 columns of a part
+  static constexpr i32 kHalves = kD / 64, kHalvesV = kDv / 64;
+  static constexpr i32 kPieceFloats = 1024;  // of dq_sum: a unit
+  static constexpr i32 kBoxBytes = 2048;     // of out or dout: a unit
+  static constexpr i32 kStageBytes = cuda::kBackwardRowBytes;
+  static_assert(kStageBytes == 4 * kPieceFloats && kStageBytes == 2 * kBoxBytes);
 
-  struct Tile {
-    Frame f;
-    i32 first;   // row of the sequence
-    i64 number;  // of all row tiles and heads
+  struct RowTile {
+    i32 b, h;     // sequence, query head
+    i32 token;    // its first
+    i32 rows;     // to the end of the sequence; may be less than one
+    i32 section;  // of the work
+    i32 number;   // of all row tiles and heads
   };
-  JALI_DEVICE static Tile tile(const Args& a) {
-    const i32 t = blockIdx.x % a.row_tiles, h = blockIdx.x / a.row_tiles;
-    const cuda::TilePlace at = cuda::tile_place(a.seq, a.seq.cu_q, a.seq.Lq, t, kRows);
-    return {cuda::frame_of(a.seq, at.b, h), at.first, i64(h) * a.row_tiles + t};
+
+  const Args& a;
+  const ptx::TensorMap &out, &dout;
+  u32 stages, barriers;  // shared memory; a barrier a stage
+  u32 units = 0;         // that went through this warp's stages
+
+  // PERF: made anew wherever it is needed, since registers are few.
+  JALI_DEVICE static i32 this_lane() { return ptx::opaque(threadIdx.x & 31); }
+
+  /// Unit n of the row order. All lanes call it.
+  JALI_DEVICE RowTile row_tile(i32 n) const {
+    const cuda::Sequences& s = a.seq;
+    const cuda::WorkOrder::Place at = a.row_order().place(n);
+    const i32 g = at.unit % s.group, t = at.unit / s.group;
+    RowTile tile;
+    tile.section = at.section;
+    tile.h = at.head * s.group + g;
+    tile.b = 0;
+    tile.number = t;
+    i32 length = s.Lq, slot = t;
+    if (s.varlen()) {
+      tile.b = cuda::warp_sequence_of(s.cu_q, s.B, t, kRows);
+      tile.token = s.cu_q[tile.b];
+      length = s.cu_q[tile.b + 1] - tile.token;
+      slot -= cuda::first_slot(tile.token, tile.b, kRows);
+    } else {
+      tile.b = tile.h / s.Hq;
+      tile.h %= s.Hq;
+      tile.token = 0;
+      tile.number += tile.b * a.row_tiles_of_sequence();
+    }
+    tile.number += tile.h * a.row_tiles;
+    tile.token += slot * kRows;
+    tile.rows = length - slot * kRows;
+    return tile;
+  }
+  /// The columns [64 half, 64 half + 64) of a part of dq_sum, as accumulators lie: [8 columns][lane][4].
+  JALI_DEVICE float* piece(const RowTile& at, i32 part, i32 half) const {
+    return a.dq_sum + i64{at.number} * (kRows * kD) +
+           (part / 4 * kHalves * 4 + half * 4 + part % 4) * kPieceFloats;
+  }
+  JALI_DEVICE static const u16* row_at(const void* of, const cuda::Strides& strides,
+                                       const RowTile& at, i32 row) {
+    return static_cast<const u16*>(of) + cuda::offset(strides, at.b, at.h, i64{at.token} + row);
+  }
+
+  /// load(unit, shared, barrier) begins to fill a stage; use(unit, stage) follows, unit by unit.
+  template <i32 kCount, class Load, class Use>
+  JALI_DEVICE void stream(Load load, Use use) {
+    if constexpr (kStages == 0) {
+#pragma unroll kTogether
+      for (i32 unit = 0; unit < kCount; ++unit) use(unit, 0);
+    } else {
+      auto begin = [&](i32 unit) {
+        const u32 stage = (units + unit) % kStages;
+        load(unit, stages + stage * kStageBytes, barriers + 8 * stage);
+      };
+#pragma unroll 1
+      for (i32 unit = 0; unit < min_of(kStages, kCount); ++unit) begin(unit);
+#pragma unroll 1
+      for (i32 unit = 0; unit < kCount; ++unit) {
+        const u32 n = units + unit, stage = n % kStages;
+        ptx::barrier_wait(barriers + 8 * stage, n / kStages & 1);
+        use(unit, stages + stage * kStageBytes);
+        __syncwarp();
+        if (unit + kStages < kCount) begin(unit + kStages);
+      }
+      units += kCount;
+    }
+  }
+  /// Four words of shared memory, or of global memory where there are no stages.
+  JALI_DEVICE static void read(u32 shared, const void* global, u32 (&words)[4]) {
+    if constexpr (kStages > 0) {
+      ptx::load_words(shared, words);
+    } else {
+      const uint4 from = *static_cast<const uint4*>(global);
+      words[0] = from.x;
+      words[1] = from.y;
+      words[2] = from.z;
+      words[3] = from.w;
+    }
   }
 
   /// -LSE as raw scores have it, -delta = dlse - sum(dout · out), and a clear sum of dq. A row that
@@ -30,102 +124,214 @@ struct BackwardRows {
   /// The sink of a row weighs exp(sink - LSE) and has no value: its gradient is that times -delta.
   /// A number added to all scores of a row has the sum of theirs, sum(P (dP - delta)). Together with
   /// the sink's that is dlse (more of all alike changes LSE alone): exp(sink - LSE) · delta + dlse.
-  JALI_DEVICE static void prepare(const Args& a) {
-    constexpr i32 kLanes = kDv <= 64 ? 8 : kDv <= 128 ? 16 : 32;  // of a row, 8 columns each
-    const Tile at = tile(a);
-    if (a.turns && threadIdx.x == 0) a.turns[at.number] = 0;
+  JALI_DEVICE void prepare(const RowTile& at) {
     float sink_sum = 0;
-    if (at.first >= at.f.num_rows) {
-      if (kSinks) write_sink_sum(a, at, sink_sum);
-      return;
+    if (a.turns && this_lane() == 0) a.turns[at.number] = 0;
+    if (at.rows > 0) {
+      write_lse(at);
+      float low[4], high[4];  // out times rows 0 to 7, and 8 to 15, of dout
+      stream<kParts * kHalvesV>(
+          [&](i32 unit, u32 shared, u32 barrier) {
+            if (this_lane() != 0) return;
+            const i32 column = unit % kHalvesV * 64, token = at.token + unit / kHalvesV * 16;
+            const i32 b = a.seq.varlen() ? 0 : at.b;
+            ptx::barrier_expect(barrier, 2 * kBoxBytes);
+            ptx::load_box(shared, out, barrier, column, token, at.h, b);
+            ptx::load_box(shared + kBoxBytes, dout, barrier, column, token, at.h, b);
+          },
+          [&](i32 unit, u32 stage) {
+            const i32 part = unit / kHalvesV, half = unit % kHalvesV;
+            if (half == 0) {
+#pragma unroll
+              for (i32 n = 0; n < 4; ++n) low[n] = high[n] = 0;
+            }
+            multiply(at, part, half, stage, low, high);
+            if (half == kHalvesV - 1) write_delta(at, part, diagonal(low, high), sink_sum);
+          });
+      float4* const sum = reinterpret_cast<float4*>(piece(at, 0, 0)) + this_lane();
+#pragma unroll 8
+      for (i32 n = 0; n < kRows * kD / 128; ++n) sum[32 * n] = make_float4(0, 0, 0, 0);
     }
-    float4* sum = reinterpret_cast<float4*>(a.dq_sum + at.number * (kRows * kD));
+    if (kSinks && a.sink_sums) {
 #pragma unroll
-    for (i32 n = threadIdx.x; n < kRows * kD / 4; n += kThreads) sum[n] = make_float4(0, 0, 0, 0);
-    const i32 column = threadIdx.x % kLanes * 8;
-#pragma unroll
-    for (i32 r = threadIdx.x / kLanes; r < kRows; r += kThreads / kLanes) {
-      const i32 row = at.first + r;
-      const i64 token = at.f.q_start + row;
-      const bool in = row < at.f.num_rows;
-      float delta = 0;
-      if (in && column < a.Dv) {
-        using cuda::offset;
-        const uint4 o = *reinterpret_cast<const uint4*>(
-            static_cast<const u16*>(a.out) + offset(a.out_strides, at.f.b, at.f.h, token) + column);
-        const uint4 g =
-            *reinterpret_cast<const uint4*>(static_cast<const u16*>(a.dout) +
-                                            offset(a.dout_strides, at.f.b, at.f.h, token) + column);
-        const u32 os[4] = {o.x, o.y, o.z, o.w}, gs[4] = {g.x, g.y, g.z, g.w};
-#pragma unroll
-        for (i32 n = 0; n < 4; ++n) {
-          delta += T::value(os[n]) * T::value(gs[n]);
-          delta += T::value(os[n] >> 16) * T::value(gs[n] >> 16);
-        }
-      }
-#pragma unroll
-      for (i32 lanes = kLanes / 2; lanes > 0; lanes /= 2) delta += ptx::shuffle_xor(delta, lanes);
-      if (column == 0) {
-        const float nothing = a.lse_factor < 0 ? -ptx::infinity() : ptx::infinity();
-        float neg_lse = nothing;
-        if (in) {
-          const float lse = a.lse[cuda::offset(a.lse_strides, at.f.b, at.f.h, token)];
-          const bool sees = lse != -ptx::infinity();
-          if (sees) neg_lse = lse * a.lse_factor;
-          const float dlse =
-              a.dlse ? a.dlse[cuda::offset(a.dlse_strides, at.f.b, at.f.h, token)] : 0;
-          if (a.dlse) delta -= dlse;
-          float sink = 0;  // its share of what the row sees, times delta
-          if constexpr (kSinks) {
-            if (sees) sink = ptx::exp2_fast((a.scores.sinks[at.f.h] - lse) * cuda::kLog2E) * delta;
-            sink_sum -= sink;
-          }
-          if constexpr (kRowBias) {
-            const i64 first = a.seq.varlen() ? i64{at.f.q_start} : i64{at.f.b} * a.seq.Lq;
-            *a.row_sums.at(at.f.h, first + row) = sees ? sink + dlse : 0;
-          }
-        }
-        a.neg_lse[at.number * kRows + r] = neg_lse;
-        a.neg_delta[at.number * kRows + r] = neg_lse == nothing ? 0 : -delta;
-      }
+      for (i32 lanes = 16; lanes > 0; lanes /= 2) sink_sum += ptx::shuffle_xor(sink_sum, lanes);
+      if (this_lane() == 0) a.sink_sums[at.number] = sink_sum;
     }
-    if (kSinks) write_sink_sum(a, at, sink_sum);
+    __syncwarp();
+    ptx::release_if(a.prepared + at.section, this_lane() == 0);
   }
-  /// The block's sum, in an order that never changes.
-  JALI_DEVICE static void write_sink_sum(const Args& a, const Tile& at, float x) {
-    if (!a.sink_sums) return;
-    const float sum = sum_of_block(x);
-    if (threadIdx.x == 0) a.sink_sums[at.number] = sum;
+  /// Adds products of 64 columns of 16 rows of out and dout; what counts of them is the diagonal. Which
+  /// columns a lane multiplies first does not matter as long as they are the same of both.
+  JALI_DEVICE void multiply(const RowTile& at, i32 part, i32 half, u32 stage, float (&low)[4],
+                            float (&high)[4]) const {
+    const i32 lane = this_lane(), line = lane / 4;
+    // The swizzle; PERF: odd rows begin with the other 32 columns, so that banks do not collide.
+    const u32 from = stage + line * 128 + ((lane & 3) << 4 ^ line << 4 ^ (line & 1) << 6);
+    constexpr i32 kUnroll = kStages > 0 ? 2 : 4;  // PERF: as registers allow
+#pragma unroll kUnroll
+    for (i32 n = 0; n < 4; ++n) {
+      const i32 eight = n % 2 * 8, row = 16 * part + line + eight;
+      const i32 column = 64 * half + (n / 2 ^ line & 1) * 32 + lane % 4 * 8;
+      u32 o[4] = {}, g[4] = {};
+      if (kStages > 0 || (row < at.rows && column < a.Dv)) {
+        const u32 shared = (from ^ n / 2 * 64) + eight * 128;
+        read(shared, row_at(a.out, a.out_strides, at, row) + column, o);
+        read(shared + kBoxBytes, row_at(a.dout, a.dout_strides, at, row) + column, g);
+      }
+      float (&d)[4] = eight ? high : low;
+#pragma unroll
+      for (i32 w = 0; w < 4; w += 2) {  // the other 8 rows of the product are not looked at
+        ptx::mma<T>(d, {o[w], o[w], o[w + 1], o[w + 1]}, {g[w], g[w + 1]});
+      }
+    }
+  }
+  /// Element (n, n) for lane n < 16: it is in lane 4 m + m / 2, m = n % 8.
+  JALI_DEVICE static float diagonal(const float (&low)[4], const float (&high)[4]) {
+    const i32 lane = this_lane(), from = (lane & 7) * 4 + (lane & 7) / 2;
+    const bool odd = lane >> 2 & 1;
+    const float first = __shfl_sync(0xffffffffu, odd ? low[1] : low[0], from);
+    const float second = __shfl_sync(0xffffffffu, odd ? high[1] : high[0], from);
+    return lane & 8 ? second : first;
+  }
+  JALI_DEVICE float lse_of(const RowTile& at, i32 row) const {
+    return a.lse[cuda::offset(a.lse_strides, at.b, at.h, i64{at.token} + row)];
+  }
+  JALI_DEVICE void write_lse(const RowTile& at) const {
+#pragma unroll
+    for (i32 n = 0; n < kRows / 32; ++n) {
+      const i32 row = 32 * n + this_lane();
+      float lse = row < at.rows ? lse_of(at, row) : ptx::infinity();
+      if (lse == -ptx::infinity()) lse = ptx::infinity();  // weighs nothing
+      a.neg_lse[i64{at.number} * kRows + row] = lse * a.lse_factor;
+    }
+  }
+  /// Of 16 rows, by lanes 0 to 15; delta: sum(dout · out), 0 where a row sees nothing.
+  JALI_DEVICE void write_delta(const RowTile& at, i32 part, float delta, float& sink_sum) const {
+    const i32 lane = this_lane(), row = 16 * part + lane;
+    if (lane >= 16) return;
+    if (row >= at.rows) delta = 0;
+    if (row < at.rows && (kSinks || kRowBias || a.dlse)) {
+      const i64 token = i64{at.token} + row;
+      const float lse = lse_of(at, row);
+      const bool sees = lse != -ptx::infinity();
+      const float dlse = a.dlse ? a.dlse[cuda::offset(a.dlse_strides, at.b, at.h, token)] : 0.0f;
+      delta = sees ? delta - dlse : 0;
+      float sink = 0;  // its share of what the row sees, times delta
+      if constexpr (kSinks) {
+        if (sees) sink = ptx::exp2_fast((a.scores.sinks[at.h] - lse) * cuda::kLog2E) * delta;
+        sink_sum -= sink;
+      }
+      if constexpr (kRowBias) {
+        const i64 first = a.seq.varlen() ? 0 : i64{at.b} * a.seq.Lq;
+        *a.row_sums.at(at.h, first + token) = sees ? sink + dlse : 0;
+      }
+    }
+    a.neg_delta[i64{at.number} * kRows + row] = -delta;
   }
 
-  /// dq = scale · dq_sum. The sum lies as accumulators do: blocks of 64 x 64, each
-  /// [warp][8 columns][lane][4]. A thread rounds 8 columns of rows r and r + 8.
-  JALI_DEVICE static void finish(const Args& a) {
-    const Tile at = tile(a);
-    if (at.first >= at.f.num_rows) return;
-    const float4* sum = reinterpret_cast<const float4*>(a.dq_sum + at.number * (kRows * kD));
+  /// dq = scale · dq_sum.
+  JALI_DEVICE void finish(const RowTile& at) {
+    if (at.rows <= 0) return;
+    stream<kParts * kHalves>(
+        [&](i32 unit, u32 shared, u32 barrier) {
+          if (this_lane() != 0) return;
+          ptx::barrier_expect(barrier, kStageBytes);
+          ptx::load_bulk(shared, piece(at, unit / kHalves, unit % kHalves), kStageBytes, barrier);
+        },
+        [&](i32 unit, u32 stage) { round(at, unit / kHalves, unit % kHalves, stage); });
+  }
+  /// 64 columns of 16 rows, two blocks of 8 columns at a time. The lanes of a pair exchange, so that
+  /// each has four columns of one of the blocks.
+  JALI_DEVICE void round(const RowTile& at, i32 part, i32 half, u32 stage) const {
+    const i32 lane = this_lane(), odd = lane & 1;
+    const i32 column = 64 * half + odd * 8 + (lane & 2) * 2;
+    const float* const global = piece(at, part, half) + lane * 4;
+    u16* const to = const_cast<u16*>(row_at(a.dq, a.dq_strides, at, 16 * part + lane / 4)) + column;
+#pragma unroll 2
+    for (i32 j = 0; j < 8; j += 2) {
+      u32 x[2][4];
 #pragma unroll
-    for (i32 n = threadIdx.x; n < kRows / 2 * (kD / 8); n += kThreads) {
-      const i32 j = n % (kD / 8), r = n / (kD / 8);  // r: of 8 rows a warp
-      const i32 block = r / 32 * (kD / 64) + j / 8, warp = r % 32 / 8;
-      const float4* quad = sum + block * 1024 + warp * 256 + j % 8 * 32 + r % 8 * 4;
-      if (8 * j >= a.D) continue;
-      u32 words[2][4];
-#pragma unroll
-      for (i32 c = 0; c < 4; ++c) {
-        const float4 x = quad[c];
-        words[0][c] = T::pack(x.x * a.scale, x.y * a.scale);
-        words[1][c] = T::pack(x.z * a.scale, x.w * a.scale);
+      for (i32 n = 0; n < 2; ++n) {
+        read(stage + (j + n) * 512 + lane * 16, global + (j + n) * 128, x[n]);
       }
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
-        const i32 row = at.first + r / 32 * 64 + warp * 16 + r % 8 + 8 * e;
-        if (row >= at.f.num_rows) continue;
-        u16* to = static_cast<u16*>(a.dq) +
-                  cuda::offset(a.dq_strides, at.f.b, at.f.h, i64(at.f.q_start) + row) + 8 * j;
-        *reinterpret_cast<uint4*>(to) =
-            make_uint4(words[e][0], words[e][1], words[e][2], words[e][3]);
+        u32 w[2];
+#pragma unroll
+        for (i32 n = 0; n < 2; ++n) {
+          w[n] = T::pack(__uint_as_float(x[n][2 * e]) * a.scale,
+                         __uint_as_float(x[n][2 * e + 1]) * a.scale);
+        }
+        ptx::exchange(w[0], w[1], odd, 1);
+        if (16 * part + lane / 4 + 8 * e < at.rows && column + 8 * j < a.D) {
+          *reinterpret_cast<uint2*>(to + 8 * e * a.dq_strides.l + 8 * j) = make_uint2(w[0], w[1]);
+        }
       }
+    }
+  }
+
+  /// Whether all key tiles of a section have added to its sums. adders: of each.
+  JALI_DEVICE bool complete(i32 section, i32 adders) const {
+    return ptx::is_at_least(a.added + section, a.key_order().in_section(section) * adders) &&
+           ptx::is_at_least(a.prepared + section, a.row_order().in_section(section));
+  }
+  JALI_DEVICE static i32 take(i32* counter) {
+    i32 n = 0;
+    if (this_lane() == 0) n = atomicAdd(counter, 1);
+    return ptx::broadcast(n);
+  }
+
+  /// A warp's work beside that of others: prepares what is wanted, and rounds what is complete. wanted:
+  /// the last section to prepare, as the loader goes on; kAll when it is done.
+  static constexpr i32 kAll = 0x7fffffff;
+  JALI_DEVICE void work(const volatile i32& wanted, i32 adders) {
+    const cuda::WorkOrder order = a.row_order();
+    const i32 total = order.total();
+    i32 taken = -1, known = -1;  // known: a section that is complete
+    i32 own = take(a.taken + 2);
+#pragma unroll 1
+    while (own < total || taken + 1 < total) {
+      const i32 last = ptx::broadcast(wanted);
+      // Looked at before one is taken: who holds one that is not wanted yet would keep others waiting.
+      if (taken < total && order.section_of(taken + 1) >= last) {
+        taken = ptx::broadcast(ptx::glance(a.taken + 1)) - 1;
+      }
+      if (taken + 1 < total && order.section_of(taken + 1) <= last) {
+        taken = take(a.taken + 1);
+        if (taken < total) prepare(row_tile(taken));
+        continue;
+      }
+      if (own < total) {
+        const i32 at = order.section_of(own);
+        if (at == known || complete(at, adders)) {
+          known = at;
+          finish(row_tile(own));
+          own = take(a.taken + 2);
+          continue;
+        }
+      }
+      __nanosleep(1000);
+    }
+  }
+  /// For warps that have nothing else to do at the beginning: prepares what the first key tiles of all
+  /// blocks need.
+  JALI_DEVICE void begin() {
+    const cuda::WorkOrder order = a.row_order();
+    const i32 last = a.key_order().section_of(gridDim.x - 1);
+    const i32 count = min_of(order.total(), (last + 1) * order.section * order.per_head);
+#pragma unroll 1
+    while (ptx::broadcast(ptx::glance(a.taken + 1)) < count) {
+      const i32 n = take(a.taken + 1);
+      if (n < order.total()) prepare(row_tile(n));
+    }
+  }
+  /// And at the end: rounds.
+  JALI_DEVICE void end(i32 adders) {
+    const cuda::WorkOrder order = a.row_order();
+#pragma unroll 1
+    for (i32 n = take(a.taken + 2); n < order.total(); n = take(a.taken + 2)) {
+      while (!complete(order.section_of(n), adders)) __nanosleep(200);
+      finish(row_tile(n));
     }
   }
 };

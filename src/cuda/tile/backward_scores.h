@@ -80,7 +80,7 @@ struct BackwardScores {
         slopes[0] = ptx::FP16::pack(slope[0], slope[1]);
         slopes[1] = ptx::FP16::pack(slope[2], slope[3]);
       }
-      if ((n + 1) % kTogether == 0) ptx::hold_loads(s[4 * n + 3], a.counter);
+      if ((n + 1) % kTogether == 0) ptx::hold_loads(s[4 * n + 3], a.taken);
     }
   }
 

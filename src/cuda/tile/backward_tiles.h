@@ -24,11 +24,12 @@ using cuda::BackwardArgs;
 using cuda::Sequences;
 
 /// T: BF16 or FP16. kRows, kKeys: of a tile. kRestBytes: of the variant's own memory, after K, V and
-/// two stages of Q and dO (1024-aligned). M: the mask. kOrdered: the sums of dq are made in the order
-/// of the key tiles, so that they are the same every time. kOptions: of the scores. kWanted:
-/// gradients of biases. All matrices lie as [dim / 64][rows][64] under the 128-byte swizzle.
-template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, class M, bool kOrdered,
-          cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted>
+/// two stages of Q and dO (1024-aligned). kRowStages: of BackwardTile. M: the mask. kOrdered: the sums
+/// of dq are made in the order of the key tiles, so that they are the same every time. kOptions: of
+/// the scores. kWanted: gradients of biases. All matrices lie as [dim / 64][rows][64] under the
+/// 128-byte swizzle.
+template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, i32 kRowStages, class M,
+          bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted>
 struct BackwardTiles {
   static constexpr i32 kStages = 2;
   static constexpr i32 kConsumerWarps = 8;
@@ -41,12 +42,22 @@ struct BackwardTiles {
   static constexpr i32 kRest = kO + kStages * kOBytes;
   static constexpr i32 kStats = kRest + kRestBytes;
   static constexpr bool kMapped = !cuda::is_no_mask<M>;  // there are maps, and cells to look up
-  static constexpr i32 kFinders = 3, kCellBytes = kRows * kKeys / 8;  // warps; of a tile
+  // The other warps of the loader's warpgroup: kRowWarps that care for row tiles, then kFinders that
+  // look up cells, where consumers cannot tell them by key (PERF: nor beside turns: too few registers).
+  static constexpr bool kFinds = kMapped && (!IsLightByKey<M> || kOrdered);
+  static constexpr i32 kFinders = kFinds ? 2 : 0;
+  static constexpr i32 kRowWarps = kFinds ? 1 : 2, kStagesEach = kRowStages / kRowWarps;
+  static constexpr i32 kCellBytes = kRows * kKeys / 8;  // of a tile
   static constexpr i32 kCells = kStats + 2 * kStages * kStatBytes;
-  static constexpr i32 kBarriers = kCells + kStages * kCellBytes;
+  static constexpr i32 kRowBuffers = kCells + kStages * kCellBytes;
+  static constexpr i32 kBarriers = kRowBuffers + kRowStages * cuda::kBackwardRowBytes;
   static constexpr i32 kNotes = kBarriers + 192;
   static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
-  using Rows = BackwardRows<T, kRows, kHalves * 64, kDv, kOptions.sinks, kWanted.rows>;
+  template <i32 kStages, i32 kTogether>
+  using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kOptions.sinks, kWanted.rows,
+                               kStages, kTogether>;
+  using Rows = RowWork<kStagesEach, 1>;  // of the loader's warpgroup
+  using ConsumerRows = RowWork<0, 2>;    // these have registers before and after their own work
   // PERF: as many as the registers hold beside dv.
   static constexpr i32 kTogether = kOptions.bias != cuda::BiasType::kNone && kDv > 128 ? 1 : 4;
   using Scores = BackwardScores<T, kRows, kOptions, kWanted, kTogether>;
@@ -61,8 +72,9 @@ struct BackwardTiles {
   struct Item {  // a key tile
     Frame f;
     i32 key, h_kv;
+    i32 section;  // of the work
   };
-  struct Head {             // kMapped: the query head that the loader is at
+  struct Head {             // the query head that the loader is at
     i32 h, base, key_tile;  // base: number of its first row tile
     const u64* row_words;   // kOrdered: its lines of the map
   };
@@ -71,6 +83,7 @@ struct BackwardTiles {
     Note note[kStages];
     Item item[4];
     Head head;
+    i32 wanted;  // the last section whose row tiles are to be prepared
   };
   static_assert(kNotes + sizeof(Notes) <= kSharedBytes);
 
@@ -95,6 +108,7 @@ struct BackwardTiles {
     JALI_DEVICE u32 note_full(u32 stage) const { return barrier(10 + stage); }
     JALI_DEVICE u32 own(i32 n) const { return barrier(12 + n); }  // of the variant, n < 4
     JALI_DEVICE u32 cells_full(u32 stage) const { return barrier(16 + stage); }
+    JALI_DEVICE u32 row_stages() const { return barrier(18); }
     /// Bits of a partial tile's cells, [key][kRows / 32].
     JALI_DEVICE u32 cells(u32 stage) const { return base + kCells + stage * kCellBytes; }
   };
@@ -107,9 +121,10 @@ struct BackwardTiles {
       barrier_init(sm.note_full(n), 1);
       barrier_init(sm.q_full(n), 1);
       barrier_init(sm.o_full(n), 1);
-      barrier_init(sm.rows_empty(n), kConsumerWarps + (kMapped ? kFinders : 0));
-      barrier_init(sm.cells_full(n), kFinders);
+      barrier_init(sm.rows_empty(n), kConsumerWarps + kFinders);
+      if (kFinds) barrier_init(sm.cells_full(n), kFinders);
     }
+    for (i32 n = 0; n < kRowStages; ++n) barrier_init(sm.row_stages() + 8 * n, 1);
   }
 
   /// Field by field.
@@ -124,6 +139,7 @@ struct BackwardTiles {
     item.f.k_start = at.f.k_start;
     item.key = at.key;
     item.h_kv = at.h_kv;
+    item.section = at.section;
     return item;
   }
 
@@ -143,8 +159,8 @@ struct BackwardTiles {
         load_box(shared + n * kBox, map, barrier, 64 * n, token, h, b);
       }
     }
-    /// kMapped: the item that the next row tile with kFirst opens, for the whole warp. PERF: it is kept
-    /// in shared memory, since the loader has few registers. Its place is not in use: consumers are at
+    /// The item that the next row tile with kFirst opens, for the whole warp. PERF: it is kept in
+    /// shared memory, since the loader has few registers. Its place is not in use: consumers are at
     /// most three items behind.
     JALI_DEVICE void prepare(const Item& item) {
       if ((threadIdx.x & 31) == 0) notes->item[items % 4] = item;
@@ -168,9 +184,6 @@ struct BackwardTiles {
       barrier_wait(sm.rows_empty(stage), parity ^ 1);
       const i32 b = a.seq.varlen() ? 0 : item.f.b;
       const i32 token = item.f.q_start + note.row;
-      if constexpr (!kMapped) {
-        if (opens) notes->item[items % 4] = item;
-      }
       notes->note[stage] = note;
       barrier_arrive(sm.note_full(stage));
       barrier_expect(sm.q_full(stage), kQBytes + kStatBytes);
@@ -213,14 +226,12 @@ struct BackwardTiles {
     }
   }
 
-  /// Key tile number n in the order of work, for a whole warp: within a section of heads, tile by tile.
-  JALI_DEVICE static Item item_of(const BackwardArgs& a, i32 n) {
+  /// A key tile in the order of work, for a whole warp.
+  JALI_DEVICE static Item item_of(const BackwardArgs& a, const cuda::WorkOrder::Place& at) {
     const Sequences& s = a.seq;
-    const i32 tiles = s.varlen() ? a.key_tiles : ceil_div(s.Lk, kKeys);
-    const i32 first = n / (a.section * tiles) * a.section, rest = n % (a.section * tiles);
-    const i32 heads = min_of(a.section, a.heads - first);
-    const i32 head = first + rest % heads, tile = rest / heads;
+    const i32 head = at.head, tile = at.unit;
     Item item;
+    item.section = at.section;
     if (s.varlen()) {
       const i32 b = cuda::warp_sequence_of(s.cu_k, s.B, tile, kKeys);
       item.h_kv = head;
@@ -256,10 +267,17 @@ struct BackwardTiles {
     // From the counter, the first one too: where not all blocks fit the device at once, those that do
     // must hold the work that others' turns wait for.
     i32 n = 0;
-    if (lane == 0) n = atomicAdd(a.counter, 1);
+    if (lane == 0) n = atomicAdd(a.taken, 1);
     n = broadcast(n);
 #pragma unroll 1
-    while (n < a.num_items) {
+    while (n < a.key_order().total()) {
+      const i32 section = a.key_order().section_of(n);
+      if (lane == 0) {
+        // PERF: what other blocks have begun, and as much again.
+        const_cast<volatile i32&>(loader.notes->wanted) =
+            a.key_order().section_of(n + 2 * gridDim.x);
+        wait_at_least(a.prepared + section, a.row_order().in_section(section));
+      }
       bool first = true;
       // The row tiles of one query head.
       auto visit_head = [&](const Item& item, const Frame& f) {
@@ -267,18 +285,14 @@ struct BackwardTiles {
         const Head head{
             f.h, f.h * a.row_tiles + (varlen ? row_line : f.b * ceil_div(f.num_rows, kRows)),
             item.key / kKeys, kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr};
-        if constexpr (kMapped) loader.prepare(head);
+        loader.prepare(head);
         auto visit = [&](i32 t, bool partial) {
-          i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0), turn = 0;
-          if constexpr (kMapped) {
-            const volatile Head& at = loader.notes->head;
-            if (kOrdered) turn = turn_of(at.row_words + i64{t} * a.row_map.words, at.key_tile);
-            const Note note = {flags, at.base + t, t * kRows, at.h, turn};
-            if (lane == 0) loader.send(loader.prepared(loader.items, !first), note);
-          } else {
-            const Note note = {flags, head.base + t, t * kRows, head.h, head.key_tile};
-            if (lane == 0) loader.send(item, note);
-          }
+          const i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0);
+          const volatile Head& at = loader.notes->head;
+          i32 turn = at.key_tile;
+          if (kOrdered && kMapped) turn = turn_of(at.row_words + i64{t} * a.row_map.words, turn);
+          const Note note = {flags, at.base + t, t * kRows, at.h, turn};
+          if (lane == 0) loader.send(loader.prepared(loader.items, !first), note);
           first = false;
         };
         if constexpr (kMapped) {
@@ -292,26 +306,29 @@ struct BackwardTiles {
           for (i32 t = 0; t < ceil_div(f.num_rows, kRows); ++t) visit(t, partial);
         }
       };
-      Item item = item_of(a, n);
-      if constexpr (kMapped) loader.prepare(item);
+      Item item = item_of(a, a.key_order().place(n));
+      loader.prepare(item);
 #pragma unroll 1
       for (i32 g = 0; g < a.seq.group; ++g) {
-        if constexpr (kMapped) item = copy(loader.prepared(broadcast(loader.items), !first));
+        item = copy(loader.prepared(broadcast(loader.items), !first));
         // Where packed tokens leave a tile without keys, there is nothing to do.
         if (item.key >= item.f.num_keys) break;
         Frame f = item.f;
         f.h += g;
         visit_head(item, f);
       }
-      if constexpr (kMapped) item = copy(loader.prepared(broadcast(loader.items), !first));
-      if (first) write_zeros(a, item, lane);
+      item = copy(loader.prepared(broadcast(loader.items), !first));
+      if (first) {  // consumers will not hear of it
+        write_zeros(a, item, lane);
+        if (lane == 0) atomicAdd(a.added + item.section, kConsumerWarps);
+      }
       // PERF: not earlier, or blocks hold work back from others at the end.
-      if (lane == 0) n = atomicAdd(a.counter, 1);
+      if (lane == 0) n = atomicAdd(a.taken, 1);
       n = broadcast(n);
     }
     if (lane == 0) {
+      const_cast<volatile i32&>(loader.notes->wanted) = Rows::kAll;
       loader.finish();
-      cuda::leave(a.counter);
     }
   }
 
@@ -347,6 +364,22 @@ struct BackwardTiles {
   }
 
   // ---- steps of the consumers -----------------------------------------------------------------
+  /// Says that this warp's dQ of a key tile is added. PERF: when the next one has begun, since the copy
+  /// engine is behind. The loader is at most two items ahead: it leaves the slot alone.
+  /// NOTE: what the copy engine adds is added in L2, for all to see, when its group is complete. PERF:
+  /// a release would wait for the stores of dk and dv as well, 2,000 cycles.
+  template <bool kByEngine>
+  JALI_DEVICE static void end_item(const BackwardArgs& a, const Item& item) {
+    const bool first = opaque(threadIdx.x & 31) == 0;
+    if constexpr (kByEngine) {
+      bulk_wait();
+      if (first) atomicAdd(a.added + item.section, 1);
+    } else {
+      fence_device();
+      __syncwarp();
+      count_if(a.added + item.section, first);
+    }
+  }
   /// Waits for the note of row tile number `steps`; its Q comes later.
   JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number,
                                     i32& turn) {
@@ -427,11 +460,19 @@ struct BackwardTiles {
   struct Hiding {
     VisibleBits<kRows / 32> visible;
 
-    JALI_DEVICE Hiding(const CellPlace& at, const Shared& sm, u32 steps, i32 lane) {
-      if constexpr (kMapped) {
+    JALI_DEVICE void look_up(const M& mask, const CellPlace& at, const Shared& sm, u32 steps,
+                             i32 lane) {
+      if constexpr (kMapped && !kFinds) {
+        const QuadRun rows{at.row, kFar};
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          visible.words[e] = mask.seen_by(at.f, at.key + 8 * e, rows);
+        }
+      } else if constexpr (kFinds) {
         const u32 stage = steps % kStages;
         barrier_wait(sm.cells_full(stage), steps / kStages & 1);
-        visible.load(sm.cells(stage) + at.line * (kRows / 8), lane);
+        // PERF: not an address that is kept.
+        visible.load(sm.cells(stage) + opaque(at.line) * (kRows / 8), lane);
       } else {
         visible.words[0] = visible.words[1] = ~0u;
       }
@@ -447,28 +488,21 @@ struct BackwardTiles {
         if (!visible.at(n, m / 2, m % 2)) s[4 * n + m] = 0;
       }
     }
-  };
-  JALI_DEVICE static void hide(float (&s)[kRows / 2], const CellPlace& at, const Shared& sm,
-                               u32 steps, i32 lane) {
-    const Hiding hiding(at, sm, steps, lane);
+    JALI_DEVICE void hide(float (&s)[kRows / 2]) const {
 #pragma unroll
-    for (i32 n = 0; n < kRows / 8; ++n) hiding.hide(s, n);
-  }
+      for (i32 n = 0; n < kRows / 8; ++n) hide(s, n);
+    }
+  };
   /// Products, or raw scores less LSE, to weights, where options are on. take(n, p, slopes) gets
   /// them rounded, two words for each block n of 8 rows. PERF: block by block, so that fp32 weights
   /// and what comes of them are not all there at once: they would not fit the registers.
   template <bool kHides, class Take>
-  JALI_DEVICE static void weigh_blocks(float (&s)[kRows / 2], const BackwardArgs& a,
+  JALI_DEVICE static void weigh_blocks(float (&s)[kRows / 2], const BackwardArgs& a, const M& mask,
                                        const CellPlace& at, const Shared& sm, u32 steps, i32 lane,
                                        Take take) {
     const Scores scores(a, at, sm.neg_lse(steps % kStages) + (lane & 3) * 8);
-    const auto hiding = [&] {
-      if constexpr (kHides) {
-        return Hiding(at, sm, steps, lane);
-      } else {
-        return 0;
-      }
-    }();
+    Hiding hiding;
+    if constexpr (kHides) hiding.look_up(mask, at, sm, steps, lane);
 #pragma unroll
     for (i32 n = 0; n < kRows / 8; ++n) {
       u32 slopes[2];
@@ -492,8 +526,10 @@ struct BackwardTiles {
   /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm).
   template <i32 kLoaderRegisters, i32 kConsumerRegisters, class Barriers, class Consume>
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
-                              const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
-                              const M& mask, Barriers own_barriers, Consume consume) {
+                              const TensorMap& map_v, const TensorMap& map_o,
+                              const TensorMap& row_out, const TensorMap& row_dout,
+                              const BackwardArgs& a, const M& mask, Barriers own_barriers,
+                              Consume consume) {
     extern __shared__ __align__(1024) char raw[];
     const Shared sm{shared_address(raw)};
     Notes* notes = reinterpret_cast<Notes*>(raw + kNotes);
@@ -501,19 +537,29 @@ struct BackwardTiles {
     if (threadIdx.x == 0) {
       init_barriers(sm);
       own_barriers(sm);
+      notes->wanted = 0;
       barrier_init_fence();
     }
     __syncthreads();
     if (wg == 0) {
       give_registers<kLoaderRegisters>();
-      if (threadIdx.x < 32) {
+      const i32 warp = broadcast(threadIdx.x >> 5);
+      if (warp == 0) {
         produce(a, {a, sm, notes, map_q, map_k, map_v, map_o});
-      } else if constexpr (kMapped) {
+      } else if (warp <= kRowWarps) {
+        const i32 first = (warp - 1) * kStagesEach;
+        Rows rows{a, row_out, row_dout, sm.base + kRowBuffers + first * cuda::kBackwardRowBytes,
+                  sm.row_stages() + 8 * first};
+        rows.work(notes->wanted, kConsumerWarps);
+      } else if constexpr (kFinds) {
         find_cells(mask, sm, notes);
       }
     } else {
       take_registers<kConsumerRegisters>();
+      ConsumerRows rows{a, row_out, row_dout};
+      rows.begin();
       consume(sm, notes, wg - 1);
+      rows.end(kConsumerWarps);
     }
   }
 };

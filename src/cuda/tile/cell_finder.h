@@ -90,15 +90,18 @@ constexpr bool is_unsure<Or<A, B>> = is_unsure<A> || is_unsure<B>;
 template <class A>
 constexpr bool is_unsure<Not<A>> = is_unsure<A>;
 
-/// What a warp looks up of 64 keys for a mask: two a lane, and where they differ from the key before.
+/// What a warp looks up of 64 keys for a mask: two a lane.
 template <class L>
 struct KeySide {
   typename L::Col cols[2];
-  u32 starts[2];
 
   JALI_DEVICE void look_up(const L& leaf, const Frame& f, i32 key, i32 lane) {
 #pragma unroll
     for (i32 g = 0; g < 2; ++g) cols[g] = leaf.col(f, key + 32 * g + lane);
+  }
+  /// The first keys of runs of alike ones. PERF: not before rows are looked up, too, so that both are
+  /// under way together.
+  JALI_DEVICE void find_runs(u32 (&starts)[2], i32 lane) const {
 #pragma unroll
     for (i32 g = 0; g < 2; ++g) {
       const typename L::Col before =
@@ -159,8 +162,10 @@ JALI_DEVICE void find_words(const L& leaf, const KeySide<L>& keys, At at, i32 la
 #pragma unroll
       for (i32 n = 0; n < kRows; ++n) rows[n] = leaf.row(t.f, t.row + 32 * n + lane);
     }
-    if (__popc(keys.starts[0]) + __popc(keys.starts[1]) <= kFewRuns) {
-      words_by_runs(leaf, rows, keys.cols, keys.starts, found);
+    u32 starts[2];
+    keys.find_runs(starts, lane);
+    if (__popc(starts[0]) + __popc(starts[1]) <= kFewRuns) {
+      words_by_runs(leaf, rows, keys.cols, starts, found);
       return;
     }
     // PERF: one text for all rows, or the instruction cache misses: each in turn is the first.

@@ -1,6 +1,6 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 128 keys, D and Dv up to 128, but not D <= 64 < Dv.
 //
-// Speed     H200, bf16, the three kernels of a pass, TFLOP/s (cuDNN): D 128 H16 16K full 631 (521),
+// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 631 (521),
 //           causal 624 (498); 1K b16 465 (406), 346 (301). D 64 H32 16K 553 (438), 548 (405).
 // Serves    fp16, bf16; D and Dv any multiple of 8 (kD, kDv: of 16, at least those); GQA; varlen;
 //           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one;
@@ -9,8 +9,9 @@
 //           {64, 128, 1, 1}, rank-4 maps (D, L or tokens, heads, B); the rest as BackwardArgs say.
 // Roles     warpgroup 0: warp 0 loads (persistent; takes key tiles from a counter, first ones first
 //           within a section of heads; walks the row tiles of all query heads of the KV head, by a
-//           tile map if there is a mask); warps 1 to 3 look up the cells of partial tiles.
-//           Warpgroups 1 and 2: 64 keys each.
+//           tile map if there is a mask); warp 1 cares for row tiles (tile/backward_rows.h); warps 2
+//           and 3 look up the cells of partial tiles, or, where consumers can tell them by key, warp
+//           2 does as warp 1. Warpgroups 1 and 2: 64 keys each; before and after that, row tiles, too.
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
 //           both warpgroups' keys meet in dQ = dS K, one step late: 64 x 64 of it a warpgroup, in
@@ -18,11 +19,13 @@
 //           in the order of the key tiles, by a counter per row tile.
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
-//           buffers [rows / 64][128 keys][64]; dQ; statistics of 2 stages; cells; notes. 199 KB at D 128.
+//           buffers [rows / 64][128 keys][64]; dQ; statistics of 2 stages; cells;
+//           6 stages of row tiles, 4 KB each; notes. 220 KB at D 128.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
-//           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). If there is a mask, cells_full:
-//           one a finder warp (3), of every row tile; rows_empty waits for these, too.
+//           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
+//           cells_full: one a finder warp (2), of every row tile; rows_empty waits for these, too.
+//           Row stages: 1 arrival + bytes, a warp waits for its own.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -46,11 +49,13 @@ JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
   const bool narrow = D <= 64 && Dv <= 64, lean = D <= 96 && Dv <= 96;
   const i32 keys = 128, rows = narrow ? 128 : 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
-  const i32 shared = 2 * (keys + 2 * rows) * (dim + dim_v)   // K, V; Q, dO
-                     + 2 * 2 * rows * keys + 4 * rows * dim  // dS, dQ
-                     + 4 * 4 * rows + 2 * rows * keys / 8    // statistics, cells
-                     + kBackwardNotesBytes;
-  return {rows, keys, rows * dim, shared, 384, lean ? 56 : 40, lean ? 224 : 232};
+  const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)   // K, V; Q, dO
+                    + 2 * 2 * rows * keys + 4 * rows * dim  // dS, dQ
+                    + 4 * 4 * rows + 2 * rows * keys / 8    // statistics, cells
+                    + kBackwardNotesBytes;
+  const i32 stages = backward_row_stages(bytes);
+  const i32 shared = bytes + stages * kBackwardRowBytes;
+  return {rows, keys, rows * dim, stages, shared, 384, lean ? 56 : 40, lean ? 224 : 232};
 }
 
 }  // namespace jali::cuda
@@ -69,8 +74,8 @@ struct Backward {
   static constexpr BackwardTile kTile = backward_tile(kD, kDv);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kDsBytes = kRows * kKeys * 2;
-  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 2 * kDsBytes + kTile.dq_floats * 4, M,
-                                    kOrdered, kOptions, kWanted>;
+  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 2 * kDsBytes + kTile.dq_floats * 4,
+                                    kTile.row_stages, M, kOrdered, kOptions, kWanted>;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
@@ -94,6 +99,7 @@ struct Backward {
 
   struct Consumer {
     const BackwardArgs& a;
+    const M& mask;
     const Shared& sm;
     const Notes* notes;
     i32 wg, warp, lane;  // warp: of the consumers, 0 to 7
@@ -141,18 +147,24 @@ struct Backward {
     /// Products, or raw scores less LSE, to rounded weights.
     template <bool kHides>
     JALI_DEVICE void weigh_tight() {
-      Tiles::template weigh_blocks<kHides>(s, a, place(), sm, steps(), lane,
+      Tiles::template weigh_blocks<kHides>(s, a, mask, place(), sm, steps(), lane,
                                            [&](i32 n, const u32(&words)[2], const u32(&)[2]) {
                                              p[2 * n] = words[0];
                                              p[2 * n + 1] = words[1];
                                            });
     }
-    /// Raw scores less LSE to weights.
+    /// Raw scores less LSE, which are still being multiplied, to weights.
     template <bool kHides>
     JALI_DEVICE void weigh() {
+      typename Tiles::Hiding hiding;
+      // PERF: beside the MMAs; what others look up comes later.
+      if constexpr (kHides && !Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
+      wgmma_wait<1>();
+      tie(s);
 #pragma unroll
       for (i32 n = 0; n < kRows / 2; ++n) s[n] = exp2_fast(s[n] * a.scale_log2);
-      if constexpr (kHides) Tiles::hide(s, place(), sm, steps(), lane);
+      if constexpr (kHides && Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
+      if constexpr (kHides) hiding.hide(s);
     }
     /// dP - delta to dS, and both P and dS to operands: k16 step t is words 4 t to 4 t + 3.
     JALI_DEVICE void differentiate() {
@@ -237,8 +249,6 @@ struct Backward {
         wgmma_commit();
         Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
         wgmma_commit();
-        wgmma_wait<1>();
-        tie(s);
         weigh<kHides>();
       } else {
         tie(s);
@@ -300,6 +310,7 @@ struct Backward {
     JALI_DEVICE void run_item() {
       barrier_wait(sm.k_full(), items() & 1);
       barrier_wait(sm.v_full(), items() & 1);
+      if (steps() > 0) Tiles::template end_item<true>(a, notes->item[(items() - 1) % 4]);
       counts = (counts & ~3u) | ((counts + 1) & 3);
 #pragma unroll
       for (i32 n = 0; n < kD / 2; ++n) dk[n] = 0;
@@ -334,19 +345,22 @@ struct Backward {
   };
 
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
-                              const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
-                              const M& mask) {
+                              const TensorMap& map_v, const TensorMap& map_o,
+                              const TensorMap& row_out, const TensorMap& row_dout,
+                              const BackwardArgs& a, const M& mask) {
     Tiles::template run<kTile.loader_registers, kTile.consumer_registers>(
-        map_q, map_k, map_v, map_o, a, mask,
+        map_q, map_k, map_v, map_o, row_out, row_dout, a, mask,
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps);
         },
         [&](const Shared& sm, const Notes* notes, i32 wg) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) - 4;
-          Consumer c{a, sm, notes, wg, warp, lane, warp * 16};
+          Consumer c{a, mask, sm, notes, wg, warp, lane, warp * 16};
           Tiles::next_note(sm, 0, c.flags, c.number, c.turn);
           while (!(c.flags & Tiles::kEnd)) c.run_item();
-          bulk_wait();
+          if (c.steps() > 0) {
+            Tiles::template end_item<true>(a, notes->item[(c.items() - 1) % 4]);
+          }
         });
   }
 };

@@ -1,6 +1,6 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 64 keys, D and Dv up to 256.
 //
-// Speed     H200, bf16, H8 16K, the three kernels of a pass, TFLOP/s (cuDNN): D 256 full 517 (344),
+// Speed     H200, bf16, H8 16K, a whole pass, TFLOP/s (cuDNN): D 256 full 517 (344),
 //           causal 495 (364); D 192 causal 478 (303); 192/128 full 459 (297).
 // Serves    what bwd_sm90.cuh does, for the head dims and the options that do not fit it.
 // Tensors   as there; boxes {64, 64, 1, 1} for all four.
@@ -10,7 +10,8 @@
 //           a step, whatever the two are. dQ = dS K, one step late, by columns: the value side the
 //           first half (of 64-column blocks, rounded up); from registers to dq_sum.
 // Shared    K, V; Q, dO 2 stages each; P and dS 2 buffers each, P as the threads hold it, dS
-//           [64 keys][64 rows] swizzled; statistics; cells; notes. 226 KB at D = Dv = 256.
+//           [64 keys][64 rows] swizzled; statistics; cells; up to 6
+//           stages of row tiles; notes. 226 KB at D = Dv = 256, without stages of row tiles.
 // Barriers  as there, but p_full: one arrival a warp of the value side (4), ds_full: one a warp of the
 //           key side (4). Nobody frees a buffer by a barrier: the value side writes P of step n + 2
 //           after it waited for dS of step n, made from P of step n; the key side writes dS of step
@@ -30,11 +31,13 @@ JALI_HD constexpr bool backward_wide_fits(i32 D, i32 Dv) { return D <= 256 && Dv
 JALI_HD constexpr BackwardTile backward_wide_tile(i32 D, i32 Dv) {
   const i32 rows = 64, keys = 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
-  const i32 shared = 2 * (keys + 2 * rows) * (dim + dim_v)  // K, V; Q, dO
-                     + 4 * 2 * rows * keys                  // P, dS
-                     + 4 * 4 * rows + 2 * rows * keys / 8   // statistics, cells
-                     + kBackwardNotesBytes;
-  return {rows, keys, rows * dim, shared, 384, 56, 224};
+  const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)  // K, V; Q, dO
+                    + 4 * 2 * rows * keys                  // P, dS
+                    + 4 * 4 * rows + 2 * rows * keys / 8   // statistics, cells
+                    + kBackwardNotesBytes;
+  const i32 stages = backward_row_stages(bytes);
+  const i32 shared = bytes + stages * kBackwardRowBytes;
+  return {rows, keys, rows * dim, stages, shared, 384, 56, 224};
 }
 
 }  // namespace jali::cuda
@@ -53,8 +56,8 @@ struct BackwardWide {
   static constexpr BackwardTile kTile = backward_wide_tile(kD, kDv);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
-  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes, M, kOrdered,
-                                    kOptions, kWanted>;
+  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes, kTile.row_stages, M,
+                                    kOrdered, kOptions, kWanted>;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
@@ -79,6 +82,7 @@ struct BackwardWide {
     static_assert(kBlocks <= 2);
 
     const BackwardArgs& a;
+    const M& mask;
     const Shared& sm;
     const Notes* notes;
     i32 warp, lane;  // warp: of the warpgroup
@@ -128,7 +132,8 @@ struct BackwardWide {
       if (kSendsSlopes) barrier_wait(ds_full(sm, (steps + 1) % 2), (steps - 1) / 2 & 1);
       u32 sent[4], sent_slopes[4];
       Tiles::template weigh_blocks<kHides>(
-          x, a, place(), sm, steps, lane, [&](i32 n, const u32(&p)[2], const u32(&slopes)[2]) {
+          x, a, mask, place(), sm, steps, lane,
+          [&](i32 n, const u32(&p)[2], const u32(&slopes)[2]) {
 #pragma unroll
             for (i32 e = 0; e < 2; ++e) {
               u32& word = sent[n % 2 * 2 + e];
@@ -162,7 +167,11 @@ struct BackwardWide {
       } else {
 #pragma unroll
         for (i32 n = 0; n < 32; ++n) x[n] = exp2_fast(x[n] * a.scale_log2);
-        if constexpr (kHides) Tiles::hide(x, place(), sm, steps, lane);
+        if constexpr (kHides) {
+          typename Tiles::Hiding hiding;
+          hiding.look_up(mask, place(), sm, steps, lane);
+          hiding.hide(x);
+        }
 #pragma unroll
         for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
 #pragma unroll
@@ -287,6 +296,7 @@ struct BackwardWide {
     JALI_DEVICE void run_item() {
       barrier_wait(sm.k_full(), items & 1);
       barrier_wait(sm.v_full(), items & 1);
+      if (items > 0) Tiles::template end_item<false>(a, notes->item[(items - 1) % 4]);
       ++items;
 #pragma unroll
       for (i32 n = 0; n < kDim / 2; ++n) sum[n] = 0;
@@ -325,23 +335,25 @@ struct BackwardWide {
     JALI_DEVICE void run() {
       Tiles::next_note(sm, steps, flags, number, turn);
       while (!(flags & Tiles::kEnd)) run_item();
+      if (items > 0) Tiles::template end_item<false>(a, notes->item[(items - 1) % 4]);
     }
   };
 
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
-                              const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
-                              const M& mask) {
+                              const TensorMap& map_v, const TensorMap& map_o,
+                              const TensorMap& row_out, const TensorMap& row_dout,
+                              const BackwardArgs& a, const M& mask) {
     Tiles::template run<kTile.loader_registers, kTile.consumer_registers>(
-        map_q, map_k, map_v, map_o, a, mask,
+        map_q, map_k, map_v, map_o, row_out, row_dout, a, mask,
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps / 2);
         },
         [&](const Shared& sm, const Notes* notes, i32 wg) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) & 3;
           if (wg == 0) {
-            Consumer<false>{a, sm, notes, warp, lane}.run();
+            Consumer<false>{a, mask, sm, notes, warp, lane}.run();
           } else {
-            Consumer<true>{a, sm, notes, warp, lane}.run();
+            Consumer<true>{a, mask, sm, notes, warp, lane}.run();
           }
         });
   }
