@@ -165,6 +165,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
       min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
   if (blocks > 0) {
     call.clear(a.taken, words * static_cast<i64>(sizeof(i32)));
+    if (p.deterministic) call.clear(a.turns, row_tiles * static_cast<i64>(sizeof(i32)));
     call.launch(main, blocks, tile.threads, tile.shared_bytes,
                 {&q, &k, &v, &o, &row_out, &row_dout, &a, mask});
   }

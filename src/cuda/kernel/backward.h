@@ -118,7 +118,7 @@ struct BackwardArgs {
   i32* taken = nullptr;     // [3] key tiles; row tiles to prepare; row tiles to round
   i32* prepared = nullptr;  // [sections] row tiles
   i32* added = nullptr;     // [sections] key tiles whose dQ is added, times the consumers' warps
-  i32* turns = nullptr;     // [row_tiles · Hq], deterministic only; cleared with dq_sum
+  i32* turns = nullptr;     // [row_tiles · Hq] the same of a row tile; deterministic only
   float *neg_lse = nullptr, *neg_delta = nullptr, *dq_sum = nullptr;
   const void *out = nullptr, *dout = nullptr;   // [B, Hq, Lq, Dv]
   const float *lse = nullptr, *dlse = nullptr;  // [B, Hq, Lq]; dlse may be null

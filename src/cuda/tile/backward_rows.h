@@ -126,7 +126,6 @@ struct BackwardRows {
   /// the sink's that is dlse (more of all alike changes LSE alone): exp(sink - LSE) · delta + dlse.
   JALI_DEVICE void prepare(const RowTile& at) {
     float sink_sum = 0;
-    if (a.turns && this_lane() == 0) a.turns[at.number] = 0;
     if (at.rows > 0) {
       write_lse(at);
       float low[4], high[4];  // out times rows 0 to 7, and 8 to 15, of dout
@@ -270,7 +269,7 @@ struct BackwardRows {
     }
   }
 
-  /// Whether all key tiles of a section have added to its sums. adders: of each.
+  /// Whether all key tiles of a section have added to its sums, as this lane sees it. adders: of each.
   JALI_DEVICE bool complete(i32 section, i32 adders) const {
     return ptx::is_at_least(a.added + section, a.key_order().in_section(section) * adders) &&
            ptx::is_at_least(a.prepared + section, a.row_order().in_section(section));
@@ -303,7 +302,7 @@ struct BackwardRows {
       }
       if (own < total) {
         const i32 at = order.section_of(own);
-        if (at == known || complete(at, adders)) {
+        if (at == known || __all_sync(0xffffffffu, complete(at, adders))) {
           known = at;
           finish(row_tile(own));
           own = take(a.taken + 2);
@@ -317,6 +316,7 @@ struct BackwardRows {
   /// blocks need.
   JALI_DEVICE void begin() {
     const cuda::WorkOrder order = a.row_order();
+    if (a.key_order().total() == 0) return;
     const i32 last = a.key_order().section_of(gridDim.x - 1);
     const i32 count = min_of(order.total(), (last + 1) * order.section * order.per_head);
 #pragma unroll 1
@@ -330,7 +330,7 @@ struct BackwardRows {
     const cuda::WorkOrder order = a.row_order();
 #pragma unroll 1
     for (i32 n = take(a.taken + 2); n < order.total(); n = take(a.taken + 2)) {
-      while (!complete(order.section_of(n), adders)) __nanosleep(200);
+      while (!__all_sync(0xffffffffu, complete(order.section_of(n), adders))) __nanosleep(200);
       finish(row_tile(n));
     }
   }

@@ -19,7 +19,7 @@ struct QuadRun {
 
   JALI_DEVICE u32 between(i32 lo, i32 hi) const {
     const i32 begin = before(max_of(lo, first) - first);
-    const i32 end = before(max_of(min_of(hi, first + 127) + 1 - first, 0));
+    const i32 end = before(max_of(min_of(hi, first + 127), first - 1) + 1 - first);
     return ptx::bit_mask(begin, max_of(end - begin, 0));
   }
   JALI_DEVICE u32 all() const { return ptx::bit_mask(0, before(max_of(end - first, 0))); }
