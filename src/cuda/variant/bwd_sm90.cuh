@@ -1,12 +1,13 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 128 keys, D and Dv up to 128, but not D <= 64 < Dv.
 //
-// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 631 (521),
-//           causal 624 (498); 1K b16 465 (406), 346 (301). D 64 H32 16K 553 (438), 548 (405).
+// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 639 (519),
+//           causal 643 (493); 1K b16 461 (405), 342 (301). D 64 H32 16K 580 (427), 577 (418).
 // Serves    fp16, bf16; D and Dv any multiple of 8 (kD, kDv: of 16, at least those); GQA; varlen;
 //           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one;
 //           options of the scores, but not all: backward_fits_options.
 // Tensors   q, dout [B, Hq, Lq, D | Dv] in boxes of {64, kRows, 1, 1}, k, v [B, Hkv, Lk, D | Dv] of
-//           {64, 128, 1, 1}, rank-4 maps (D, L or tokens, heads, B); the rest as BackwardArgs say.
+//           {64, 128, 1, 1}, out and dout once more of {64, 16, 1, 1}, rank-4 maps (D, L or tokens,
+//           heads, B); the rest as BackwardArgs say.
 // Roles     warpgroup 0: warp 0 loads (persistent; takes key tiles from a counter, first ones first
 //           within a section of heads; walks the row tiles of all query heads of the KV head, by a
 //           tile map if there is a mask); warp 1 cares for row tiles (tile/backward_rows.h); warps 2

@@ -1,17 +1,17 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 64 keys, D and Dv up to 256.
 //
-// Speed     H200, bf16, H8 16K, a whole pass, TFLOP/s (cuDNN): D 256 full 517 (344),
-//           causal 495 (364); D 192 causal 478 (303); 192/128 full 459 (297).
+// Speed     H200, bf16, H8 16K, a whole pass, TFLOP/s (cuDNN): D 256 full 494 (342),
+//           causal 500 (366); D 192 causal 485 (307); 192/128 full 459 (297).
 // Serves    what bwd_sm90.cuh does, for the head dims and the options that do not fit it.
-// Tensors   as there; boxes {64, 64, 1, 1} for all four.
+// Tensors   as there; boxes {64, 64, 1, 1}, and of 16 rows.
 // Roles     warpgroup 0 loads, as there. Warpgroup 1, the value side, owns dv: S' = K Q', P, and
 //           dV += P' dO with P in registers. Warpgroup 2, the key side, owns dk: dP' = V dO', dS from
 //           the other's P, and dK += dS' Q with dS in registers. Each has D + Dv columns to multiply
 //           a step, whatever the two are. dQ = dS K, one step late, by columns: the value side the
 //           first half (of 64-column blocks, rounded up); from registers to dq_sum.
 // Shared    K, V; Q, dO 2 stages each; P and dS 2 buffers each, P as the threads hold it, dS
-//           [64 keys][64 rows] swizzled; statistics; cells; up to 6
-//           stages of row tiles; notes. 226 KB at D = Dv = 256, without stages of row tiles.
+//           [64 keys][64 rows] swizzled; statistics; cells; up to 6 stages of row tiles; notes.
+//           226 KB at D = Dv = 256, where there is no room for stages of row tiles.
 // Barriers  as there, but p_full: one arrival a warp of the value side (4), ds_full: one a warp of the
 //           key side (4). Nobody frees a buffer by a barrier: the value side writes P of step n + 2
 //           after it waited for dS of step n, made from P of step n; the key side writes dS of step
