@@ -177,7 +177,7 @@ def grads_from_stored(
 ) -> dict[str, Tensor]:  # fmt: skip
     """All gradients but dv by the formula of a flash backward, in plain PyTorch in `dtype`, from
     what an exact forward stores: the output rounded to its dtype and LSE to fp32. delta is off by
-    delta_error times the norm of the terms dout · out, up or down at random."""
+    delta_error times the norm of the terms dout · out."""
     lse = exact["lse"].detach().float()
     terms = dout.float() * exact["out"].detach().to(dout.dtype).float()
     delta = terms.sum(-1) + delta_error * terms.norm(norm, dim=-1)

@@ -13,8 +13,10 @@
 // tile/backward_sums.h finishes them.
 #pragma once
 
+#include "cuda/kernel/limits.h"
 #include "cuda/kernel/sequences.h"
 #include "cuda/kernel/tile_map.h"
+#include "cuda/kernel/work_order.h"
 #include "cuda/tile/scores.h"
 
 namespace jali::cuda {
@@ -29,6 +31,7 @@ struct BackwardTile {
   i32 loader_registers, consumer_registers;
 };
 
+constexpr i32 kBackwardConsumerWarps = 8;
 /// Barriers, and the loader's notes.
 constexpr i32 kBackwardNotesBytes = 192 + 256;
 /// Row tiles are prepared and rounded by so many rows; out and dout in boxes of {64, 16, 1, 1}.
@@ -37,8 +40,7 @@ constexpr i32 kBackwardRowBox = 16;
 constexpr i32 kBackwardRowBytes = 4096;
 /// How many of those a kernel has room for that needs `bytes` besides.
 JALI_HD constexpr i32 backward_row_stages(i32 bytes) {
-  constexpr i32 kMost = 232448;  // bytes of a block (CUDA C++ guide, compute capability 9.0)
-  return min_of((kMost - bytes) / kBackwardRowBytes, 6);
+  return min_of((kMostSharedBytes - bytes) / kBackwardRowBytes, 6);
 }
 
 /// Elements between neighbours; b is 0 where tokens are packed (varlen).
@@ -82,24 +84,6 @@ struct TokenSums {
   i64 tokens = 0;
   i32 head_div = 1;
   JALI_HD float* at(i32 h, i64 token) const { return data + h / head_div * tokens + token; }
-};
-
-/// Work in the order in which blocks take it: `per_head` units (key tiles, or row tiles of its query
-/// heads) of each KV head, section by section, there unit by unit.
-struct WorkOrder {
-  i32 heads, section, per_head;
-
-  struct Place {
-    i32 section, head, unit;
-  };
-  JALI_HD i32 total() const { return heads * per_head; }
-  JALI_HD i32 in_section(i32 n) const { return min_of(section, heads - n * section) * per_head; }
-  JALI_HD i32 section_of(i32 n) const { return n / (section * per_head); }
-  JALI_HD Place place(i32 n) const {
-    const i32 at = section_of(n), rest = n - at * section * per_head;
-    const i32 among = min_of(section, heads - at * section);
-    return {at, at * section + rest % among, rest / among};
-  }
 };
 
 /// What differs from call to call; passed by value.

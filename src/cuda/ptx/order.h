@@ -5,29 +5,33 @@
 
 namespace jali::ptx {
 
+JALI_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+/// Between ordinary accesses and those of the copy engine, to any memory.
+JALI_DEVICE void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 /// Until *counter >= value; what was released before that is visible then, to the copy engine too.
 /// PERF: acquired once, since that empties the L1 cache.
 JALI_DEVICE void wait_at_least(const i32* counter, i32 value) {
   asm volatile(
       "{\n.reg .pred p;\n.reg .b32 x;\nwait:\nld.relaxed.gpu.global.b32 x, [%0];\n"
-      "setp.ge.s32 p, x, %1;\n@p bra done;\nbra wait;\ndone:\n}\n"
-      "fence.acq_rel.gpu;\nfence.proxy.async;" ::"l"(counter),
+      "setp.ge.s32 p, x, %1;\n@p bra done;\nbra wait;\ndone:\n}" ::"l"(counter),
       "r"(value)
       : "memory");
-}
-/// Whether *counter >= value; if so, what was released before that is visible, as above.
-JALI_DEVICE bool is_at_least(const i32* counter, i32 value) {
-  i32 x;
-  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
-  if (x < value) return false;
-  asm volatile("fence.acq_rel.gpu;\nfence.proxy.async;" ::: "memory");
-  return true;
+  fence_device();
+  fence_proxies();
 }
 /// Of a counter that others change.
 JALI_DEVICE i32 glance(const i32* counter) {
   i32 x;
   asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
   return x;
+}
+/// Whether *counter >= value; if so, what was released before that is visible, as above.
+JALI_DEVICE bool is_at_least(const i32* counter, i32 value) {
+  if (glance(counter) < value) return false;
+  fence_device();
+  fence_proxies();
+  return true;
 }
 /// Releases what this thread did, and counts it if `condition`.
 JALI_DEVICE void release_if(i32* counter, bool condition) {
@@ -39,12 +43,8 @@ JALI_DEVICE void release_if(i32* counter, bool condition) {
 }
 /// Releases what this thread did, by the copy engine too, and counts it if `condition`.
 JALI_DEVICE void count_if(i32* counter, bool condition) {
-  asm volatile(
-      "fence.proxy.async;\n{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
-      "@p red.release.gpu.global.add.s32 [%0], 1;\n}" ::"l"(counter),
-      "r"(static_cast<i32>(condition))
-      : "memory");
+  fence_proxies();
+  release_if(counter, condition);
 }
-JALI_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 }  // namespace jali::ptx

@@ -9,7 +9,6 @@
 #include "cuda/ptx/matrix.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/order.h"
-#include "cuda/tile/store.h"
 
 namespace jali::tile {
 
@@ -20,8 +19,8 @@ template <class T, i32 kRows, i32 kD, i32 kDv, bool kSinks, bool kRowBias, i32 k
           i32 kTogether>
 struct BackwardRows {
   using Args = cuda::BackwardArgs;
-  static constexpr i32 kParts =
-      kRows / 16;  // of a row tile, which goes by units: 64 columns of a part
+  // Of a row tile, which goes by units: 64 columns of a part.
+  static constexpr i32 kParts = kRows / 16;
   static constexpr i32 kHalves = kD / 64, kHalvesV = kDv / 64;
   static constexpr i32 kPieceFloats = 1024;  // of dq_sum: a unit
   static constexpr i32 kBoxBytes = 2048;     // of out or dout: a unit
@@ -269,9 +268,10 @@ struct BackwardRows {
     }
   }
 
-  /// Whether all key tiles of a section have added to its sums, as this lane sees it. adders: of each.
-  JALI_DEVICE bool complete(i32 section, i32 adders) const {
-    return ptx::is_at_least(a.added + section, a.key_order().in_section(section) * adders) &&
+  /// Whether all key tiles of a section have added to its sums, as this lane sees it.
+  JALI_DEVICE bool complete(i32 section) const {
+    constexpr i32 kEach = cuda::kBackwardConsumerWarps;
+    return ptx::is_at_least(a.added + section, a.key_order().in_section(section) * kEach) &&
            ptx::is_at_least(a.prepared + section, a.row_order().in_section(section));
   }
   JALI_DEVICE static i32 take(i32* counter) {
@@ -283,7 +283,7 @@ struct BackwardRows {
   /// A warp's work beside that of others: prepares what is wanted, and rounds what is complete. wanted:
   /// the last section to prepare, as the loader goes on; kAll when it is done.
   static constexpr i32 kAll = 0x7fffffff;
-  JALI_DEVICE void work(const volatile i32& wanted, i32 adders) {
+  JALI_DEVICE void work(const volatile i32& wanted) {
     const cuda::WorkOrder order = a.row_order();
     const i32 total = order.total();
     i32 taken = -1, known = -1;  // known: a section that is complete
@@ -302,7 +302,7 @@ struct BackwardRows {
       }
       if (own < total) {
         const i32 at = order.section_of(own);
-        if (at == known || __all_sync(0xffffffffu, complete(at, adders))) {
+        if (at == known || __all_sync(0xffffffffu, complete(at))) {
           known = at;
           finish(row_tile(own));
           own = take(a.taken + 2);
@@ -326,11 +326,11 @@ struct BackwardRows {
     }
   }
   /// And at the end: rounds.
-  JALI_DEVICE void end(i32 adders) {
+  JALI_DEVICE void end() {
     const cuda::WorkOrder order = a.row_order();
 #pragma unroll 1
     for (i32 n = take(a.taken + 2); n < order.total(); n = take(a.taken + 2)) {
-      while (!__all_sync(0xffffffffu, complete(order.section_of(n), adders))) __nanosleep(200);
+      while (!__all_sync(0xffffffffu, complete(order.section_of(n)))) __nanosleep(200);
       finish(row_tile(n));
     }
   }

@@ -32,7 +32,7 @@ template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, i32 kR
           bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted>
 struct BackwardTiles {
   static constexpr i32 kStages = 2;
-  static constexpr i32 kConsumerWarps = 8;
+  static constexpr i32 kConsumerWarps = cuda::kBackwardConsumerWarps;
   static constexpr i32 kHalves = ceil_div(kD, 64), kHalvesV = ceil_div(kDv, 64);  // 64 columns each
   static constexpr i32 kQHalf = kRows * 128, kKHalf = kKeys * 128;                // bytes
   static constexpr i32 kQBytes = kHalves * kQHalf, kOBytes = kHalvesV * kQHalf;
@@ -83,7 +83,7 @@ struct BackwardTiles {
     Note note[kStages];
     Item item[4];
     Head head;
-    i32 wanted;  // the last section whose row tiles are to be prepared
+    volatile i32 wanted;  // the last section whose row tiles are to be prepared
   };
   static_assert(kNotes + sizeof(Notes) <= kSharedBytes);
 
@@ -274,8 +274,7 @@ struct BackwardTiles {
       const i32 section = a.key_order().section_of(n);
       if (lane == 0) {
         // PERF: what other blocks have begun, and as much again.
-        const_cast<volatile i32&>(loader.notes->wanted) =
-            a.key_order().section_of(n + 2 * gridDim.x);
+        loader.notes->wanted = a.key_order().section_of(n + 2 * gridDim.x);
         wait_at_least(a.prepared + section, a.row_order().in_section(section));
       }
       bool first = true;
@@ -327,7 +326,7 @@ struct BackwardTiles {
       n = broadcast(n);
     }
     if (lane == 0) {
-      const_cast<volatile i32&>(loader.notes->wanted) = Rows::kAll;
+      loader.notes->wanted = Rows::kAll;
       loader.finish();
     }
   }
@@ -550,7 +549,7 @@ struct BackwardTiles {
         const i32 first = (warp - 1) * kStagesEach;
         Rows rows{a, row_out, row_dout, sm.base + kRowBuffers + first * cuda::kBackwardRowBytes,
                   sm.row_stages() + 8 * first};
-        rows.work(notes->wanted, kConsumerWarps);
+        rows.work(notes->wanted);
       } else if constexpr (kFinds) {
         find_cells(mask, sm, notes);
       }
@@ -559,7 +558,7 @@ struct BackwardTiles {
       ConsumerRows rows{a, row_out, row_dout};
       rows.begin();
       consume(sm, notes, wg - 1);
-      rows.end(kConsumerWarps);
+      rows.end();
     }
   }
 };

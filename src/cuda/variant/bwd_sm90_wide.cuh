@@ -63,7 +63,8 @@ struct BackwardWide {
   using Shared = typename Tiles::Shared;
   using Notes = typename Tiles::Notes;
   using Item = typename Tiles::Item;
-  static_assert(Tiles::kSharedBytes == kTile.shared_bytes && kTile.shared_bytes <= 232448);
+  static_assert(Tiles::kSharedBytes == kTile.shared_bytes &&
+                kTile.shared_bytes <= kMostSharedBytes);
   static constexpr i32 kStages = Tiles::kStages;
   static constexpr bool kSendsSlopes = kOptions.softcap && kWanted.per_tile();
 

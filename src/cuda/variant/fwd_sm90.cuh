@@ -23,8 +23,10 @@
 //           plan, Loader, find, Consumer and consume, run.
 #pragma once
 
+#include "cuda/kernel/limits.h"
 #include "cuda/kernel/sequences.h"
 #include "cuda/kernel/tile_map.h"
+#include "cuda/kernel/work_order.h"
 #include "cuda/tile/scores.h"
 
 namespace jali::cuda {
@@ -60,7 +62,7 @@ struct ForwardShape {
     return tile_bytes(D, Dv) + cell_bytes() + 960 + 1024;
   }
   constexpr bool fits(i32 D, i32 Dv) const {
-    return shared_bytes(D, Dv) <= 227 * 1024 && keys * 3 / 4 + Dv / 2 <= 192;
+    return shared_bytes(D, Dv) <= kMostSharedBytes && keys * 3 / 4 + Dv / 2 <= 192;
   }
 };
 /// What a mask asks of a kernel: nothing; leaves that are all light (mask/leaf.h) and together have
@@ -232,13 +234,10 @@ struct Forward {
   };
   /// Row tile number `tile`, for a whole warp; behind the end of its sequence if row >= num_rows.
   JALI_DEVICE static RowTile row_tile(const ForwardArgs& a, i32 tile) {
-    const i32 per_section = a.section * a.tiles_per_head;
-    const i32 first = tile / per_section * a.section;
-    const i32 heads = min_of(a.section, a.heads - first);
-    const i32 rest = tile % per_section;
-    const i32 head = first + rest % heads;
+    const WorkOrder::Place at = WorkOrder{a.heads, a.section, a.tiles_per_head}.place(tile);
+    const i32 head = at.head;
     // The last rows come first: under a causal mask they are the longest.
-    const i32 slot = a.tiles_per_head - 1 - rest / heads;
+    const i32 slot = a.tiles_per_head - 1 - at.unit;
     if (!a.seq.varlen()) {
       return {frame_of(a.seq, head / a.seq.Hq, head % a.seq.Hq), slot * kRows};
     }
