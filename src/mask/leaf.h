@@ -19,7 +19,7 @@
 //                                          bits, those of no key anything. GPU kernels call it between
 //                                          MMAs (light leaves)
 //   seen_by(frame, j, rows)                optional, the same the other way round: which of some rows
-//                                          see key j, by rows.between()
+//                                          see key j, by rows.between() or rows.each()
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
 //                                          tiles had better ask their cells
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
@@ -95,6 +95,13 @@ JALI_HD constexpr u64 key_bits(i32 lo, i32 hi, i32 j, i32 n) {
 struct Run {
   i32 first, n;
   JALI_HD constexpr u64 between(i32 lo, i32 hi) const { return key_bits(lo, hi, first, n); }
+  /// The bits of those that fit.
+  template <class Fits>
+  JALI_HD constexpr u64 each(Fits fits) const {
+    u64 bits = 0;
+    for (i32 x = 0; x < n; ++x) bits |= u64{fits(first + x)} << x;
+    return bits;
+  }
 };
 
 /// An integer parameter: absent, one number, or one number per batch entry or head (int32 table).

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "check.h"
+#include "mask/combine.h"
 #include "mask/predicate/codegen.h"
 #include "predicate_generated.h"
 #include "predicate_programs.h"
@@ -174,6 +175,14 @@ void check_leaf(const Leaf& leaf, const Assembler& a) {
       }
     }
     const int i = in(i0, i1 - 1), j = in(j0, j1 - 1);
+    if constexpr (IsLightByKey<Leaf>) {
+      const Run some{i0, std::min(i1 - i0, 64)};
+      const u64 seen = leaf.seen_by(f, j, some);
+      for (int x = 0; x < some.n; ++x) {
+        const u64 cell = evaluate(a, f.b, f.h, i0 + x + offset, j);
+        if (!CHECK_EQ(seen >> x & 1, cell)) return;
+      }
+    }
     typename Leaf::RowBlock rows = leaf.rows(f, i, i1);
     if (i > i0) rows = Leaf::merge(leaf.rows(f, i0, i), rows);
     typename Leaf::ColBlock cols = leaf.cols(f, j, j1);

@@ -153,6 +153,11 @@ struct Neighborhood {
     const bool v26 = v13 & v25;
     return v26;
   }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
+    const Col c = col(f, j);
+    return rows.each([&](i32 i) { return visible(row(f, i), c); });
+  }
 
   struct RowBlock {
     Range at;

@@ -462,7 +462,7 @@ struct BackwardTiles {
     JALI_DEVICE void look_up(const M& mask, const CellPlace& at, const Shared& sm, u32 steps,
                              i32 lane) {
       if constexpr (kMapped && !kFinds) {
-        const QuadRun rows{at.row, kFar};
+        const QuadRun<kRows / 32> rows{at.row, kFar};
 #pragma unroll
         for (i32 e = 0; e < 2; ++e) {
           visible.words[e] = mask.seen_by(at.f, at.key + 8 * e, rows);

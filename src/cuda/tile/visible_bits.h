@@ -13,7 +13,8 @@
 namespace jali::tile {
 
 /// A thread's cells along a line of accumulators, for a leaf's among() or seen_by(): bit 2 n + x is
-/// key (or row) first + 8 n + x, n < 16. Those from `end` on are behind the last one.
+/// key (or row) first + 8 n + x, of 32 kGroups. Those from `end` on are behind the last one.
+template <i32 kGroups>
 struct QuadRun {
   i32 first, end;
 
@@ -21,6 +22,17 @@ struct QuadRun {
     const i32 begin = before(max_of(lo, first) - first);
     const i32 end = before(max_of(min_of(hi, first + 127), first - 1) + 1 - first);
     return ptx::bit_mask(begin, max_of(end - begin, 0));
+  }
+  /// The bits of those that fit. PERF: in a loop, or the code would not fit the instruction cache.
+  template <class Fits>
+  JALI_DEVICE u32 each(Fits fits) const {
+    u32 bits = 0;
+#pragma unroll 2
+    for (i32 n = 0; n < 4 * kGroups; ++n) {
+#pragma unroll
+      for (i32 x = 0; x < 2; ++x) bits |= u32{fits(first + 8 * n + x)} << (2 * n + x);
+    }
+    return bits;
   }
   JALI_DEVICE u32 all() const { return ptx::bit_mask(0, before(max_of(end - first, 0))); }
   /// How many of them come before the key `distance` after the first.
@@ -51,7 +63,7 @@ struct VisibleBits {
   }
   /// By a light mask, whose rows lie in shared memory, 16 bytes each: this thread's first.
   template <class M>
-  JALI_DEVICE void look_up(const M& mask, u32 shared, const QuadRun& keys) {
+  JALI_DEVICE void look_up(const M& mask, u32 shared, const QuadRun<kGroups>& keys) {
     using Row = ptx::Words<typename M::Row>;
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
@@ -63,7 +75,7 @@ struct VisibleBits {
       words[e] = mask.among(row.value, keys) & keys.all();
     }
   }
-  JALI_DEVICE void show(const QuadRun& keys) { words[0] = words[1] = keys.all(); }
+  JALI_DEVICE void show(const QuadRun<kGroups>& keys) { words[0] = words[1] = keys.all(); }
   JALI_DEVICE void show_all_if(bool condition) {
     const u32 all = condition ? ~0u : 0;
     words[0] |= all;

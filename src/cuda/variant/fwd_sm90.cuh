@@ -594,7 +594,7 @@ struct Forward {
         barrier_arrive_if(sm.cells_empty(slot), partial & lane == 0);
         hidden += partial;
       } else {
-        const tile::QuadRun keys{key_of(0), load_shared(sm.num_keys(opened - 1))};
+        const tile::QuadRun<kGroups> keys{key_of(0), load_shared(sm.num_keys(opened - 1))};
         if constexpr (kLight) {
           const u32 slot = (opened - 1) % kCellSlots;
           barrier_wait(sm.cells_full(slot), (opened - 1) / kCellSlots & 1);

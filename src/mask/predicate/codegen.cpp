@@ -30,6 +30,7 @@ class Generator {
     side(Stage::kRow);
     side(Stage::kKey);
     visible();
+    if (is_light()) seen_by();
     block(Stage::kRow);
     block(Stage::kKey);
     classify();
@@ -123,6 +124,21 @@ class Generator {
       line("  const ", type(step(s).type), " v", s, " = ", value(s, name), ";");
     }
     line("  return ", operand(result(), name), ";");
+    line("}");
+  }
+
+  /// Whether a kernel's consumers can ask cells between their products: few steps, no loads.
+  bool is_light() const {
+    constexpr i32 kMostSteps = 16;
+    i32 steps = 0;
+    for (const Step& s : program_.steps) steps += s.stage == Stage::kCell || s.stage == Stage::kRow;
+    return program_.tables.empty() && !wide_ && steps <= kMostSteps;
+  }
+  void seen_by() {
+    line("template <class Rows>");
+    line("JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {");
+    line("  const Col c = col(f, j);");
+    line("  return rows.each([&](i32 i) { return visible(row(f, i), c); });");
     line("}");
   }
 
