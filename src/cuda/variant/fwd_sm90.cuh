@@ -11,8 +11,8 @@
 //           map, and notes the active ones); one thread of warp 0 loads what the notes say; warps 2
 //           and 3 find out what consumers need to know of a mask: of a light one the numbers of each
 //           row, of a heavy one the cells of partial tiles. The other warpgroups: 64 rows each; S of
-//           the next key tile is in flight with O += P V of the last one, across row tiles too, and
-//           they take turns at the tensor cores.
+//           the next key tile is in flight with O += P V of the last one, across row tiles too. Three
+//           take turns at the tensor cores.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; notes of key
 //           tiles, and the row tiles they belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader; q_empty, k_empty, v_empty: one
@@ -42,9 +42,9 @@ struct ForwardShape {
   i32 stages = 2;      // of K
   i32 v_split = 1;     // a V stage holds keys / v_split keys
   i32 v_stages = 2;
-  i32 cells = 0;      // slots for what a mask says of a tile's rows
-  bool turns = true;  // consumers take turns at the tensor cores
-  i32 early = 0;      // blocks of 8 keys with exponentials before the wait for P V
+  i32 cells = 0;       // slots for what a mask says of a tile's rows
+  bool turns = false;  // consumers take turns at the tensor cores
+  i32 early = 0;       // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
   i32 loader_registers = 56, consumer_registers = 224;
 
@@ -75,10 +75,9 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   const bool lean = !options.per_cell() && !options.alibi;  // few registers beside the tiles
   if (kD == 64 && kDv == 64 && lean && mask != MaskKind::kHeavy) {
     s.warpgroups = 3;  // 517, with two 460
+    s.turns = true;    // with two they are slower in turns: D96 535, else 555; D256 653, 660
     s.loader_registers = 32;
     s.consumer_registers = 160;
-  } else if (mask == MaskKind::kNone || kD == 96) {
-    s.turns = false;  // D96 555, in turns 535; D256 660, 653; D128 621, 617
   }
   if (mask == MaskKind::kNone && kD == 128 && lean) s.early = 4;  // 1K tokens: 549, without 534
   if (mask != MaskKind::kNone) s.cells = 4;
