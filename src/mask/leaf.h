@@ -14,10 +14,10 @@
 //   Tile classify(frame, RowBlock, ColBlock)   O(1); kPartial when unsure, never wrongly else
 //   Span key_span(frame, RowBlock)         the keys that these rows can reach at all
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
-//   among(Row, keys)                       optional, where it is keys.between() of a few numbers,
-//                                          combined with & | ~: which of some keys the row sees, as
-//                                          bits, those of no key anything. GPU kernels call it between
-//                                          MMAs (light leaves)
+//   among(Row, keys)                       optional, where it is keys.between() of a few numbers or
+//                                          keys.each() of a few steps, combined with & | ~: which of
+//                                          some keys the row sees, as bits, those of no key anything.
+//                                          GPU kernels call it between MMAs (light leaves)
 //   seen_by(frame, j, rows)                optional, the same the other way round: which of some rows
 //                                          see key j, by rows.between() or rows.each()
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of

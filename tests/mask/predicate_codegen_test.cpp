@@ -175,6 +175,14 @@ void check_leaf(const Leaf& leaf, const Assembler& a) {
       }
     }
     const int i = in(i0, i1 - 1), j = in(j0, j1 - 1);
+    if constexpr (IsLight<Leaf>) {
+      const Run some{j0, std::min(j1 - j0, 64)};
+      const u64 seen = leaf.among(leaf.row(f, i), some);
+      for (int x = 0; x < some.n; ++x) {
+        const u64 cell = evaluate(a, f.b, f.h, i + offset, j0 + x);
+        if (!CHECK_EQ(seen >> x & 1, cell)) return;
+      }
+    }
     if constexpr (IsLightByKey<Leaf>) {
       const Run some{i0, std::min(i1 - i0, 64)};
       const u64 seen = leaf.seen_by(f, j, some);

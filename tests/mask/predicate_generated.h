@@ -153,6 +153,10 @@ struct Neighborhood {
     const bool v26 = v13 & v25;
     return v26;
   }
+  template <class Keys>
+  JALI_HD auto among([[maybe_unused]] Row r, Keys keys) const {
+    return keys.each([&](i32 j) { return visible(r, col({}, j)); });
+  }
   template <class Rows>
   JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
     const Col c = col(f, j);

@@ -7,6 +7,7 @@
 #include "mask/leaf/causal.h"
 #include "mask/leaf/prefix.h"
 #include "mask/leaf/window.h"
+#include "mask/predicate_generated.h"
 
 using namespace jali;
 using namespace jali::cuda;

@@ -7,6 +7,7 @@
 #include "mask/leaf/document.h"
 #include "mask/leaf/prefix.h"
 #include "mask/leaf/window.h"
+#include "mask/predicate_generated.h"
 
 using namespace jali;
 using namespace jali::cuda;
@@ -19,6 +20,8 @@ template <class M>
 constexpr MaskKind kKind = M::kColsReadTables ? MaskKind::kHeavy : MaskKind::kLight;
 template <>
 inline constexpr MaskKind kKind<NoMask> = MaskKind::kNone;
+template <>
+inline constexpr MaskKind kKind<predicate::Neighborhood> = MaskKind::kMapped;
 
 #define FORWARD(name, T, D, Dv, M, ...)                                                        \
   constexpr ScoreOptions kOptions_##name{__VA_ARGS__};                                         \

@@ -15,17 +15,19 @@ i32 rounded(i32 dim) { return ceil_div(dim, 32) * 32; }
 MaskKind kind_of(const BoundMask& mask) {
   if (mask.trivial()) return MaskKind::kNone;
   i32 row_bytes = 0;
+  bool mapped = false;
   for (const auto& leaf : mask.leaves()) {
     if (leaf->device_light_row_bytes() == 0) return MaskKind::kHeavy;
     row_bytes += leaf->device_light_row_bytes();
+    mapped |= leaf->device_mapped();
   }
-  return row_bytes <= kMaskRowBytes ? MaskKind::kLight : MaskKind::kHeavy;
+  if (row_bytes > kMaskRowBytes) return MaskKind::kHeavy;
+  return mapped ? MaskKind::kMapped : MaskKind::kLight;
 }
-bool is_heavy(const BoundMask& mask) { return kind_of(mask) == MaskKind::kHeavy; }
 const char* text_of(MaskKind kind) {
-  return kind == MaskKind::kNone    ? "MaskKind::kNone"
-         : kind == MaskKind::kLight ? "MaskKind::kLight"
-                                    : "MaskKind::kHeavy";
+  constexpr const char* kTexts[] = {"MaskKind::kNone", "MaskKind::kLight", "MaskKind::kMapped",
+                                    "MaskKind::kHeavy"};
+  return kTexts[static_cast<i32>(kind)];
 }
 
 class ForwardSm90 final : public ForwardVariant {
@@ -59,7 +61,7 @@ class ForwardSm90 final : public ForwardVariant {
   std::vector<KernelText> texts(const AttentionProblem& p) const override {
     const ForwardShape shape = shape_of(p);
     std::vector<KernelText> all = {text(p)};
-    if (is_heavy(*p.mask)) all.push_back(map_text(shape.rows(), shape.keys, false));
+    if (has_map(kind_of(*p.mask))) all.push_back(map_text(shape.rows(), shape.keys, false));
     return all;
   }
 
@@ -108,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.num_tiles = a.tiles_per_head * a.heads;
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
     a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv));
-    if (is_heavy(*p.mask)) a.map = call.tile_map(shape.rows(), shape.keys, false);
+    if (has_map(kind_of(*p.mask))) a.map = call.tile_map(shape.rows(), shape.keys, false);
     a.counter = call.counters(2);
     a.out = out.data;
     a.out_stride_b = out.stride_b;

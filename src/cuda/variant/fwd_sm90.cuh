@@ -7,12 +7,12 @@
 //           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. out and
 //           lse by pointer and strides; rows of out start at multiples of 16 bytes.
 // Roles     warpgroup 0: warp 1 plans (persistent; takes row tiles from a counter, longest first within
-//           a section of heads, classifies 32 key tiles at a time or, for a heavy mask, reads a tile
-//           map, and notes the active ones); one thread of warp 0 loads what the notes say; warps 2
-//           and 3 find out what consumers need to know of a mask: of a light one the numbers of each
-//           row, of a heavy one the cells of partial tiles. The other warpgroups: 64 rows each; S of
-//           the next key tile is in flight with O += P V of the last one, across row tiles too. Three
-//           take turns at the tensor cores.
+//           a section of heads, classifies 32 key tiles at a time or reads a tile map, and notes the
+//           active ones); one thread of warp 0 loads what the notes say; warps 2 and 3 find out what
+//           consumers need to know of a mask: of a light one the numbers of each row, of a heavy one
+//           the cells of partial tiles. The other warpgroups: 64 rows each; S of the next key tile is
+//           in flight with O += P V of the last one, across row tiles too. Three take turns at the
+//           tensor cores.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; notes of key
 //           tiles, and the row tiles they belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader; q_empty, k_empty, v_empty: one
@@ -66,14 +66,16 @@ struct ForwardShape {
   }
 };
 /// What a mask asks of a kernel: nothing; leaves that are all light (mask/leaf.h) and together have
-/// few numbers a row, of which consumers make bits themselves; or more, which others look up for them.
-enum class MaskKind : u8 { kNone, kLight, kHeavy };
+/// few numbers a row, of which consumers make bits themselves, and whose tiles the planner classifies
+/// or reads from a map; or more, which others look up for them.
+enum class MaskKind : u8 { kNone, kLight, kMapped, kHeavy };
+JALI_HD constexpr bool has_map(MaskKind mask) { return mask >= MaskKind::kMapped; }
 
 /// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
 constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
   ForwardShape s;
   const bool lean = !options.per_cell() && !options.alibi;  // few registers beside the tiles
-  if (kD == 64 && kDv == 64 && lean && mask != MaskKind::kHeavy) {
+  if (kD == 64 && kDv == 64 && lean && !has_map(mask)) {
     s.warpgroups = 3;  // 517, with two 460
     s.turns = true;    // with two they are slower in turns: D96 535, else 555; D256 653, 660
     s.loader_registers = 32;
@@ -123,7 +125,7 @@ struct ForwardArgs {
   i32 num_blocks;      // launched; they begin with the first row tiles
   i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 section;         // forward_section()
-  TileMap map;         // of row tiles, for a heavy mask; for others the planner classifies
+  TileMap map;         // of row tiles, if has_map()
   i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
   void* out;           // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
   float* lse;          // [b, h, l]
@@ -159,8 +161,8 @@ struct Forward {
   static constexpr i32 kQBytes = kRows * kParts * kRowBytes, kKBytes = kKeys * kParts * kRowBytes,
                        kVBytes = kKeys / kVSplit * kPartsV * kRowBytes;
   static constexpr i32 kQ = 0, kK = kQ + kSlots * kQBytes, kV = kK + kStages * kKBytes;
-  static constexpr bool kHeavy = kMask == MaskKind::kHeavy, kLight = kMask == MaskKind::kLight;
-  static constexpr bool kMasked = kHeavy || kLight;
+  static constexpr bool kMasked = kMask != MaskKind::kNone, kHeavy = kMask == MaskKind::kHeavy;
+  static constexpr bool kLight = kMasked && !kHeavy;
   static constexpr i32 kFinders = 2, kGroups = kKeys / 32;  // warps; words of a row of cells
   static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kMaskRowBytes;
   // NOTE: while the planner writes a row tile, consumers are at most 9 notes behind, and read the row
@@ -301,7 +303,7 @@ struct Forward {
   template <class Visit>
   JALI_DEVICE static void visit_tiles(const ForwardArgs& a, const M& mask, u32 tile, i32 lane,
                                       Visit visit) {
-    if constexpr (kHeavy) {
+    if constexpr (has_map(kMask)) {
       const RowTile t = RowTile::load(tile);
       const i32 line = a.seq.varlen() ? first_slot(t.f.q_start, t.f.b, kRows) : 0;
       const i32 words = ceil_div(t.f.num_keys, 32 * kKeys);

@@ -20,6 +20,14 @@ class Generator {
     from_cells_.push_back(result());
   }
 
+  /// Bytes of Row at most, 0 where consumers cannot ask cells by it.
+  i32 light_row_bytes() const {
+    if (!is_light_by_row()) return 0;
+    i32 values = 0;
+    for (i32 s = 0; s <= result(); ++s) values += handed(s, Stage::kRow);
+    return 4 * max_of(values, 1);
+  }
+
   std::string text() {
     out_ << "struct " << name_ << " {\n";
     line("static constexpr const char* kName = \"predicate\";");
@@ -30,7 +38,8 @@ class Generator {
     side(Stage::kRow);
     side(Stage::kKey);
     visible();
-    if (is_light()) seen_by();
+    if (is_light_by_row()) among();
+    if (is_light_by_key()) seen_by();
     block(Stage::kRow);
     block(Stage::kKey);
     classify();
@@ -127,12 +136,35 @@ class Generator {
     line("}");
   }
 
-  /// Whether a kernel's consumers can ask cells between their products: few steps, no loads.
-  bool is_light() const {
+  /// Whether a kernel's consumers can ask cells between their products, for which they compute the
+  /// steps of cells and of `side`: if these are few and load nothing.
+  bool is_light(Stage side) const {
     constexpr i32 kMostSteps = 16;
     i32 steps = 0;
-    for (const Step& s : program_.steps) steps += s.stage == Stage::kCell || s.stage == Stage::kRow;
-    return program_.tables.empty() && !wide_ && steps <= kMostSteps;
+    bool loads = false;
+    for (const Step& s : program_.steps) {
+      const bool own = s.stage == Stage::kCell || s.stage == side;
+      steps += own;
+      loads |= own && s.op == Op::kLoad;
+    }
+    return !wide_ && !loads && steps <= kMostSteps;
+  }
+  /// Consumers of a forward kernel know of a row what Row holds, and nothing of the frame.
+  bool is_light_by_row() const {
+    for (const Step& s : program_.steps) {
+      for (int a = 0; s.stage == Stage::kKey && a < s.num_args; ++a) {
+        const Step& arg = step(s.args[a]);
+        if (arg.stage == Stage::kFrame && arg.op != Op::kConst) return false;
+      }
+    }
+    return is_light(Stage::kKey);
+  }
+  bool is_light_by_key() const { return is_light(Stage::kRow) && program_.tables.empty(); }
+  void among() {
+    line("template <class Keys>");
+    line("JALI_HD auto among([[maybe_unused]] Row r, Keys keys) const {");
+    line("  return keys.each([&](i32 j) { return visible(r, col({}, j)); });");
+    line("}");
   }
   void seen_by() {
     line("template <class Rows>");
@@ -361,6 +393,10 @@ Program canonical(const Program& program) {
 
 std::string generate(const Program& program, const std::string& name, bool wide) {
   return Generator(program, name, wide).text();
+}
+
+i32 light_row_bytes(const Program& program, bool wide) {
+  return Generator(program, "", wide).light_row_bytes();
 }
 
 }  // namespace jali::predicate

@@ -98,6 +98,8 @@ class PredicateNode final : public LeafNode {
   LeafBytes device_bytes() const override {
     return {bytes_.data(), static_cast<i32>(bytes_.size() * sizeof(u64)), alignof(u64)};
   }
+  int device_light_row_bytes() const override { return device_light_row_bytes_; }
+  bool device_mapped() const override { return true; }
   // A Range, then an interval per measured step.
   int device_row_block_bytes() const override { return device_block_bytes_; }
   int device_col_block_bytes() const override { return device_block_bytes_; }
@@ -163,7 +165,7 @@ class PredicateNode final : public LeafNode {
   Program structure_;       // as given, whatever the values of its literals
   std::string type_;        // of the generated struct
   std::vector<u64> bytes_;  // of its members
-  int device_block_bytes_ = 0;
+  int device_block_bytes_ = 0, device_light_row_bytes_ = 0;
 };
 
 std::int64_t take_scalar(BindContext& context, const char* what) {
@@ -327,6 +329,7 @@ void PredicateNode::lay_out_for_device() {
   bytes_.resize(ceil_div<std::size_t>(bytes.size(), 8));
   std::memcpy(bytes_.data(), bytes.data(), bytes.size());
   device_block_bytes_ = static_cast<int>(sizeof(Range) + printed.steps.size() * sizeof(Interval));
+  device_light_row_bytes_ = light_row_bytes(structure_, code_.wide);
 }
 
 void PredicateNode::lay_out() {
