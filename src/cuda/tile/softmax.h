@@ -12,8 +12,12 @@ struct RowState {
   float sum[2];
 };
 
+/// Weights may be up to 2^kSlack times too large until their row ends: the maximum follows only when it
+/// is that far behind, so that sums and outputs are seldom rescaled (as FlashAttention-4 does).
+constexpr float kSlack = 8;
+
 /// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
-/// subtracts, `rescale` what earlier sums and outputs are multiplied by. kFirst: there is nothing
+/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kFirst: there is nothing
 /// earlier. kHides: a row may have seen nothing; it gets shift 0, so that no infinities are
 /// subtracted.
 template <i32 e, bool kFirst, bool kHides, i32 kScores>
@@ -34,6 +38,7 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& 
   if (!kFirst) top = maximum(top, state.max[e]);
   top = maximum(top, shuffle_xor(top, 1));
   top = maximum(top, shuffle_xor(top, 2));
+  if (!kFirst && (top - state.max[e]) * scale <= kSlack) top = state.max[e];
   shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
   rescale[e] = kFirst ? 0.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
   state.max[e] = top;

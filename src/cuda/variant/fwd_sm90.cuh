@@ -763,7 +763,7 @@ struct Forward {
       end_weights<kOpens>(total);
       if (kOpens) {
         if (!kTight) close_row_tile(opened - 2, before);
-      } else {
+      } else if (__any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
 #pragma unroll
         for (i32 n = 0; n < kDv / 8; ++n) {
           o[4 * n] *= rescale[0];
