@@ -20,6 +20,8 @@
 //                                          GPU kernels call it between MMAs (light leaves)
 //   seen_by(frame, j, rows)                optional, the same the other way round: which of some rows
 //                                          see key j, by rows.between() or rows.each()
+//   kMapped = true                         optional, of a light leaf: classify() is much work, so that
+//                                          the forward has tiles looked up in a map
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
 //                                          tiles had better ask their cells
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
@@ -94,6 +96,7 @@ JALI_HD constexpr u64 key_bits(i32 lo, i32 hi, i32 j, i32 n) {
 /// Keys or rows [first, first + n), 0 < n <= 64, for a leaf's among() or seen_by().
 struct Run {
   i32 first, n;
+  JALI_HD constexpr i32 last() const { return first + n - 1; }
   JALI_HD constexpr u64 between(i32 lo, i32 hi) const { return key_bits(lo, hi, first, n); }
   /// The bits of those that fit.
   template <class Fits>

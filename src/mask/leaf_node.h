@@ -65,8 +65,7 @@ class LeafNode {
   virtual std::string device_type() const = 0;
   // Of a light leaf's Row (mask/leaf.h, among()); 0: it is none.
   virtual int device_light_row_bytes() const { return 0; }
-  // Whether classify() is much work, so that a light leaf has a map of tiles made all the same.
-  virtual bool device_mapped() const { return false; }
+  virtual bool device_mapped() const { return false; }  // see kMapped there
   virtual bool device_unsure() const { return false; }  // see kUnsure there
   virtual std::string device_definition() const = 0;
   virtual LeafBytes device_bytes() const = 0;

@@ -84,6 +84,9 @@ class LeafOf final : public LeafNode {
   }
   std::string device_type() const override { return "leaf::" + camel_case(L::kName); }
   int device_light_row_bytes() const override { return IsLight<L> ? sizeof(typename L::Row) : 0; }
+  bool device_mapped() const override {
+    return requires { L::kMapped; };
+  }
   bool device_unsure() const override {
     return requires { L::kUnsure; };
   }

@@ -67,6 +67,19 @@ Scalar number(i32 value) {
   return s;
 }
 
+/// A grid of 3 dims; bit d of `causal` is dim d's.
+leaf::Neighborhood neighborhood(const i32 (&shape)[3], const i32 (&kernel)[3],
+                                const i32 (&dilation)[3], i32 causal) {
+  leaf::Neighborhood x;
+  for (i32 d = 0; d < 3; ++d) {
+    x.shape[d] = number(shape[d]);
+    x.kernel[d] = number(kernel[d]);
+    x.dilation[d] = number(dilation[d]);
+    x.causal[d] = number(causal >> d & 1);
+  }
+  return x;
+}
+
 leaf::Window window(i32 left, i32 right) {
   leaf::Window w;
   w.left = number(left);
@@ -98,6 +111,30 @@ TEST(and_or_not_follow_their_meaning) {
 
   Or<leaf::Causal, Not<leaf::Causal>> tautology;
   check_tree(tautology, [](i32, i32) { return true; });
+}
+
+// Which rows see a key, and which keys a row sees, against the cells.
+TEST(neighborhoods_see_and_are_seen) {
+  const leaf::Neighborhood all[] = {
+      neighborhood({1, 1, 40}, {1, 1, 7}, {1, 1, 1}, 0),
+      neighborhood({1, 7, 6}, {1, 4, 3}, {1, 1, 1}, 4),
+      neighborhood({3, 4, 5}, {2, 3, 5}, {1, 1, 1}, 1),
+      neighborhood({2, 3, 9}, {2, 3, 1}, {1, 1, 1}, 2),
+      neighborhood({1, 6, 8}, {1, 3, 2}, {1, 2, 3}, 0),
+  };
+  Frame f;
+  f.num_rows = f.num_keys = 64;  // beyond the grids
+  for (const leaf::Neighborhood& mask : all) {
+    for (i32 a = 0; a < 64; ++a) {
+      const Run some{a % 5, 59 - a % 7};
+      const u64 keys = mask.among(mask.row(f, a), some), rows = mask.seen_by(f, a, some);
+      for (i32 n = 0; n < some.n; ++n) {
+        const i32 b = some.first + n;
+        if (!CHECK_EQ(keys >> n & 1, u64{mask.visible(mask.row(f, a), mask.col(f, b))})) return;
+        if (!CHECK_EQ(rows >> n & 1, u64{mask.visible(mask.row(f, b), mask.col(f, a))})) return;
+      }
+    }
+  }
 }
 
 TEST(classes_are_not_lazy) {

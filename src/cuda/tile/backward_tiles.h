@@ -462,11 +462,10 @@ struct BackwardTiles {
     JALI_DEVICE void look_up(const M& mask, const CellPlace& at, const Shared& sm, u32 steps,
                              i32 lane) {
       if constexpr (kMapped && !kFinds) {
-        const QuadRun<kRows / 32> rows{at.row, kFar};
-#pragma unroll
-        for (i32 e = 0; e < 2; ++e) {
-          visible.words[e] = mask.seen_by(at.f, at.key + 8 * e, rows);
-        }
+        QuadRun<kRows / 32> rows{at.row, kFar};
+        visible.words[0] = mask.seen_by(at.f, at.key, rows);
+        asm volatile("" : "+r"(rows.first) : "r"(visible.words[0]));
+        visible.words[1] = mask.seen_by(at.f, at.key + 8, rows);
       } else if constexpr (kFinds) {
         const u32 stage = steps % kStages;
         barrier_wait(sm.cells_full(stage), steps / kStages & 1);

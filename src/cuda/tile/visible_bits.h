@@ -18,6 +18,7 @@ template <i32 kGroups>
 struct QuadRun {
   i32 first, end;
 
+  JALI_DEVICE i32 last() const { return first + 32 * kGroups - 1; }
   JALI_DEVICE u32 between(i32 lo, i32 hi) const {
     const i32 begin = before(max_of(lo, first) - first);
     const i32 end = before(max_of(min_of(hi, first + 127), first - 1) + 1 - first);
@@ -28,10 +29,7 @@ struct QuadRun {
   JALI_DEVICE u32 each(Fits fits) const {
     u32 bits = 0;
 #pragma unroll 2
-    for (i32 n = 0; n < 4 * kGroups; ++n) {
-#pragma unroll
-      for (i32 x = 0; x < 2; ++x) bits |= u32{fits(first + 8 * n + x)} << (2 * n + x);
-    }
+    for (i32 n = 0; n < 8 * kGroups; ++n) bits |= u32{fits(first + n / 2 * 8 + n % 2)} << n;
     return bits;
   }
   JALI_DEVICE u32 all() const { return ptx::bit_mask(0, before(max_of(end - first, 0))); }
@@ -61,17 +59,20 @@ struct VisibleBits {
       }
     }
   }
-  /// By a light mask, whose rows lie in shared memory, 16 bytes each: this thread's first.
-  template <class M>
+  /// By a light mask, whose rows lie in shared memory, kRowBytes each: this thread's first.
+  template <i32 kRowBytes, class M>
   JALI_DEVICE void look_up(const M& mask, u32 shared, const QuadRun<kGroups>& keys) {
     using Row = ptx::Words<typename M::Row>;
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
-      u32 loaded[4];
-      ptx::load_array(shared + e * 8 * sizeof loaded, loaded);
+      u32 loaded[kRowBytes / 16][4];
+#pragma unroll
+      for (i32 n = 0; n < ceil_div(Row::kCount, 4); ++n) {
+        ptx::load_array(shared + e * 8 * kRowBytes + 16 * n, loaded[n]);
+      }
       Row row;
 #pragma unroll
-      for (i32 w = 0; w < Row::kCount; ++w) row.words[w] = loaded[w];
+      for (i32 w = 0; w < Row::kCount; ++w) row.words[w] = loaded[w / 4][w % 4];
       words[e] = mask.among(row.value, keys) & keys.all();
     }
   }

@@ -21,7 +21,7 @@ MaskKind kind_of(const BoundMask& mask) {
     row_bytes += leaf->device_light_row_bytes();
     mapped |= leaf->device_mapped();
   }
-  if (row_bytes > kMaskRowBytes) return MaskKind::kHeavy;
+  if (row_bytes > kLightRowBytes) return MaskKind::kHeavy;
   return mapped ? MaskKind::kMapped : MaskKind::kLight;
 }
 const char* text_of(MaskKind kind) {

@@ -32,7 +32,7 @@
 namespace jali::cuda {
 
 /// What a mask may say of a row: of a heavy one a bit for each of 128 keys, of a light one its numbers.
-constexpr i32 kMaskRowBytes = 16;
+constexpr i32 kHeavyRowBytes = 16, kLightRowBytes = 32;
 
 /// How a kernel divides its work. Every constant here is one that the host needs, too.
 struct ForwardShape {
@@ -42,7 +42,8 @@ struct ForwardShape {
   i32 stages = 2;      // of K
   i32 v_split = 1;     // a V stage holds keys / v_split keys
   i32 v_stages = 2;
-  i32 cells = 0;       // slots for what a mask says of a tile's rows
+  i32 cells = 0;       // slots for what a mask says of a tile's rows,
+  i32 row_bytes = 0;   // so much of each
   bool turns = false;  // consumers take turns at the tensor cores
   i32 early = 0;       // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
@@ -56,7 +57,7 @@ struct ForwardShape {
     return 2 * (slots * rows() * padded(D) + stages * keys * padded(D) +
                 v_stages * v_keys() * padded(Dv));
   }
-  constexpr i32 cell_bytes() const { return cells * rows() * kMaskRowBytes; }
+  constexpr i32 cell_bytes() const { return cells * rows() * row_bytes; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
     return tile_bytes(D, Dv) + cell_bytes() + 960 + 1024;
@@ -82,7 +83,10 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.consumer_registers = 160;
   }
   if (mask == MaskKind::kNone && kD == 128 && lean) s.early = 4;  // 1K tokens: 549, without 534
-  if (mask != MaskKind::kNone) s.cells = 4;
+  if (mask != MaskKind::kNone) {
+    s.cells = mask == MaskKind::kHeavy ? 4 : 2;
+    s.row_bytes = mask == MaskKind::kHeavy ? kHeavyRowBytes : kLightRowBytes;
+  }
   if (mask == MaskKind::kHeavy && lean) {
     s.loader_registers = 72;  // lookups take many, consumers none for the mask
     s.consumer_registers = 216;
@@ -164,7 +168,7 @@ struct Forward {
   static constexpr bool kMasked = kMask != MaskKind::kNone, kHeavy = kMask == MaskKind::kHeavy;
   static constexpr bool kLight = kMasked && !kHeavy;
   static constexpr i32 kFinders = 2, kGroups = kKeys / 32;  // warps; words of a row of cells
-  static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kMaskRowBytes;
+  static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kShape.row_bytes;
   // NOTE: while the planner writes a row tile, consumers are at most 9 notes behind, and read the row
   // tile before theirs, too. Each has a note or more: 11 slots would do.
   static constexpr i32 kNoteSlots = 8, kTileSlots = 16;
@@ -174,8 +178,8 @@ struct Forward {
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
-  static_assert(kCellSlots == (kMasked ? 4 : 0));
-  static_assert(!kLight || sizeof(typename M::Row) <= kMaskRowBytes);
+  static_assert(kCellSlots <= 4 && kMasked == (kCellSlots > 0));
+  static_assert(!kLight || sizeof(typename M::Row) <= kLightRowBytes);
   static_assert(kTiles + kTileSlots * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
@@ -203,7 +207,7 @@ struct Forward {
     JALI_DEVICE u32 note_full(u32 n) const { return barrier(24 + n % kNoteSlots); }
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(32 + n % kNoteSlots); }
     /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
-    /// modulo 4, [row][16 bytes].
+    /// modulo kCellSlots, [row][kLightRowBytes].
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
     JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % kNoteSlots * 16; }
     JALI_DEVICE u32 num_keys(i32 n) const { return tile(n) + 16; }  // of a RowTile
@@ -473,10 +477,13 @@ struct Forward {
 #pragma unroll 1
     for (i32 r = opaque(threadIdx.x) - 32 * (4 - kFinders); r < kRows; r += 32 * kFinders) {
       const Row row(mask.row(t.f, t.row + r));
-      u32 words[4];
 #pragma unroll
-      for (i32 w = 0; w < 4; ++w) words[w] = w < Row::kCount ? row.words[w] : 0;
-      store_array(shared + r * kMaskRowBytes, words);
+      for (i32 n = 0; n < ceil_div(Row::kCount, 4); ++n) {
+        u32 words[4];
+#pragma unroll
+        for (i32 w = 0; w < 4; ++w) words[w] = 4 * n + w < Row::kCount ? row.words[4 * n + w] : 0;
+        store_array(shared + r * kLightRowBytes + 16 * n, words);
+      }
     }
   }
 
@@ -599,7 +606,8 @@ struct Forward {
         if constexpr (kLight) {
           const u32 slot = (opened - 1) % kCellSlots;
           barrier_wait(sm.cells_full(slot), (opened - 1) / kCellSlots & 1);
-          bits.look_up(mask, sm.cells(slot) + row() * kMaskRowBytes, keys);
+          bits.template look_up<kLightRowBytes>(mask, sm.cells(slot) + row() * kLightRowBytes,
+                                                keys);
         } else {
           bits.show(keys);
         }

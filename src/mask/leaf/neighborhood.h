@@ -13,7 +13,7 @@ namespace jali::leaf {
 /// beyond the grid see and are seen by none. Fewer than 3 dims: the leading ones are 1.
 struct Neighborhood {
   static constexpr const char* kName = "neighborhood";
-  static constexpr bool kRowsReadTables = false, kColsReadTables = false;
+  static constexpr bool kRowsReadTables = false, kColsReadTables = false, kMapped = true;
   static constexpr i32 kDims = 3;
   Scalar shape[kDims], kernel[kDims], dilation[kDims], causal[kDims];
 
@@ -105,33 +105,52 @@ struct Neighborhood {
            (static_cast<u32>(c.x[1] - r.lo[1]) <= r.size[1]) &
            (static_cast<u32>(c.x[2] - r.lo[2]) <= r.size[2]);
   }
-  /// Without dilation: line by line of the grid.
-  JALI_HD u64 word(Row r, i32 j, i32 n) const {
-    u64 bits = 0;
-    if (dilation[0].value > 1 || dilation[1].value > 1 || dilation[2].value > 1) {
-      for (i32 c = 0; c < n; ++c) bits |= u64{visible(r, col({}, j + c))} << c;
-      return bits;
-    }
-    if (r.group < 0) return 0;
-    Col c = col({}, j);
-    for (i32 at = 0; at < n;) {
-      const i32 run = min_of(shape[2].value - c.x[2], n - at);
-      if ((static_cast<u32>(c.x[0] - r.lo[0]) <= r.size[0]) &
-          (static_cast<u32>(c.x[1] - r.lo[1]) <= r.size[1])) {
-        const i32 first = r.lo[2] - c.x[2];  // of the row's window in this line, from `at` on
-        const i32 begin = max_of(first, 0),
-                  end = min_of(first + static_cast<i32>(r.size[2]) + 1, run);
-        if (begin < end) bits |= bit_range(at + begin, at + end);
+  JALI_HD bool dilated() const {
+    return dilation[0].value > 1 || dilation[1].value > 1 || dilation[2].value > 1;
+  }
+  /// Those points of a run that lie in a box of the grid: line by line.
+  template <class Points>
+  JALI_HD auto in_box(const i32 (&lo)[kDims], const u32 (&size)[kDims], Points points) const {
+    auto bits = points.between(0, -1);
+    i32 line = points.first / shape[2].value;
+    i32 first = line * shape[2].value, x0 = line / shape[1].value, x1 = line % shape[1].value;
+    for (; first <= points.last(); first += shape[2].value) {
+      if ((static_cast<u32>(x0 - lo[0]) <= size[0]) & (static_cast<u32>(x1 - lo[1]) <= size[1])) {
+        bits |= points.between(first + lo[2], first + lo[2] + static_cast<i32>(size[2]));
       }
-      at += run;
-      c.x[2] = 0;
-      if (++c.x[1] == shape[1].value) {
-        c.x[1] = 0;
-        ++c.x[0];
+      if (++x1 == shape[1].value) {
+        x1 = 0;
+        ++x0;
       }
     }
     return bits;
   }
+  template <class Keys>
+  JALI_HD auto among(const Row& r, Keys keys) const {
+    if (dilated()) return keys.each([&](i32 j) { return visible(r, col({}, j)); });
+    return r.group < 0 ? keys.between(0, -1) : in_box(r.lo, r.size, keys);
+  }
+  /// Without dilation the rows that see a key are a box, too: in each dim they end where the window
+  /// has left it behind, but at an edge it does not move.
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
+    if (dilated()) {
+      const Col c = col(f, j);
+      return rows.each([&](i32 i) { return visible(row(f, i), c); });
+    }
+    if (j >= num_points()) return rows.between(0, -1);
+    i32 lo[kDims];
+    u32 size[kDims];
+    for (i32 d = 0; d < kDims; ++d) {
+      const i32 x = coordinate(j, d), n = shape[d].value, wide = kernel[d].value;
+      const bool edges = !causal[d].value;
+      lo[d] = edges && x < wide ? 0 : x - after(d);
+      const i32 hi = edges && x >= n - wide ? n - 1 : min_of(x + before(d), n - 1);
+      size[d] = static_cast<u32>(hi - lo[d]);
+    }
+    return in_box(lo, size, rows);
+  }
+  JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, Run{j, n}); }
 
   using RowBlock = Range;  // points, before any check against the grid
   using ColBlock = Range;
