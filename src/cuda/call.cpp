@@ -129,9 +129,9 @@ KernelText map_text(i32 rows, i32 keys, bool key_lines) {
 namespace jali::cuda {
 extern "C" __global__ void __launch_bounds__(256)
     map(const __grid_constant__ M mask, const __grid_constant__ Sequences s,
-        const __grid_constant__ TileMap map, i32 lines, i32 num_heads) {
+        const __grid_constant__ TileMap map, i32 lines, i32 num_heads, i32* done) {
   map_tiles<)" + instance +
-                   R"(>(mask, s, map, lines, num_heads);
+                   R"(>(mask, s, map, lines, num_heads, done);
 }
 }  // namespace jali::cuda
 )";
@@ -153,7 +153,12 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   const bool varies = !p.varlen && p.B > 1 && mask.varies_by_batch();
   if (varies) map.stride_b = lines * heads;
   const i64 words = lines * heads * (varies ? p.B : 1) * map.words;
-  map.data = static_cast<u64*>(allocate(words * 8));
+  const bool one_for_all = heads == 1 && !varies;
+  const bool lists = one_for_all && words <= kMostWordsOfLongLines;
+  constexpr i64 kListBytes = 4 * (1 + kMostLongLines);
+  map.data = static_cast<u64*>(allocate(words * 8 + (lists ? kListBytes : 0)));
+  if (lists) map.long_lines = reinterpret_cast<i32*>(map.data + words);
+  i32* const done = lists ? counters(1) : nullptr;
   void* const parameters = mask_parameters();
   const Kernel& build = kernel(map_text(rows, keys, key_lines), "map", 0);
   // A block a word where it asks cells, else a warp.
@@ -162,7 +167,7 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   const i64 wanted = unsure ? words : ceil_div<i64>(words, kThreads / 32);
   const i64 blocks = clamp_to<i64>(wanted, 1, 16 * device().num_sms);
   const i32 num_lines = static_cast<i32>(lines);
-  launch(build, blocks, kThreads, 0, {parameters, &sequences_, &map, &num_lines, &heads});
+  launch(build, blocks, kThreads, 0, {parameters, &sequences_, &map, &num_lines, &heads, &done});
   return map;
 }
 

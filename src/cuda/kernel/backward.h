@@ -114,7 +114,9 @@ struct BackwardArgs {
   float* sink_sums = nullptr;    // [Hq][row_tiles]; may be null
 
   JALI_HD i32 row_tiles_of_sequence() const { return seq.varlen() ? row_tiles : row_tiles / seq.B; }
-  JALI_HD WorkOrder key_order() const { return {heads, section, key_tiles}; }
+  JALI_HD WorkOrder key_order() const {
+    return {heads, section, key_tiles, false, key_map.long_lines};
+  }
   JALI_HD WorkOrder row_order() const {
     return {heads, section, row_tiles_of_sequence() * seq.group};
   }

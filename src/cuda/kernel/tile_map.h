@@ -9,6 +9,10 @@
 
 namespace jali::cuda {
 
+constexpr i32 kMostLongLines = 16;
+/// Lines are looked for in maps of so many words: it is one block's work.
+constexpr i64 kMostWordsOfLongLines = 1 << 15;
+
 /// Line n of (sequence b, head h) begins at word
 ///   (b * stride_b + (h / head_div) * stride_h + n) * words;
 /// packed layouts number the lines of all sequences by slots (sequences.h) and have stride_b = 0.
@@ -17,6 +21,9 @@ struct TileMap {
   i64 stride_b = 0, stride_h = 0;  // lines
   i32 head_div = 1;
   i32 words = 0;  // of a line, enough for the longest sequence
+  i32* long_lines =
+      nullptr;  // those that have far more active tiles than others (kMostLongLines at
+                // most): how many, then which, ascending; null: not looked for
 
   JALI_HD u64* line(const Frame& f, i32 n) const {
     return data + (f.b * stride_b + f.h / head_div * stride_h + n) * words;

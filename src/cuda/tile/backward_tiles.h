@@ -271,11 +271,11 @@ struct BackwardTiles {
     n = broadcast(n);
 #pragma unroll 1
     while (n < a.key_order().total()) {
-      const i32 section = a.key_order().section_of(n);
+      const cuda::WorkOrder::Place place = a.key_order().place(n);
       if (lane == 0) {
         // PERF: what other blocks have begun, and as much again.
-        loader.notes->wanted = a.key_order().section_of(n + 2 * gridDim.x);
-        wait_at_least(a.prepared + section, a.row_order().in_section(section));
+        loader.notes->wanted = a.key_order().reach(n + 2 * gridDim.x);
+        wait_at_least(a.prepared + place.section, a.row_order().in_section(place.section));
       }
       bool first = true;
       // The row tiles of one query head.
@@ -305,7 +305,7 @@ struct BackwardTiles {
           for (i32 t = 0; t < ceil_div(f.num_rows, kRows); ++t) visit(t, partial);
         }
       };
-      Item item = item_of(a, a.key_order().place(n));
+      Item item = item_of(a, place);
       loader.prepare(item);
 #pragma unroll 1
       for (i32 g = 0; g < a.seq.group; ++g) {

@@ -6,12 +6,53 @@
 
 namespace jali::cuda {
 
+/// Lists the lines that have more than four times as many active tiles as the mean: by the block that
+/// is done last (`done`: zero before and after).
+__device__ inline void list_long_lines(const TileMap& map, i32 lines, i32* done) {
+  __shared__ i32 rank, total, count, found[kMostLongLines];
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    rank = atomicAdd(done, 1);
+    total = count = 0;
+  }
+  __syncthreads();
+  if (rank != static_cast<i32>(gridDim.x) - 1) return;
+  auto for_each_line = [&](auto visit) {  // visit(line, active tiles), one lane
+#pragma unroll 1
+    for (i32 n = threadIdx.x / 32; n < lines; n += blockDim.x / 32) {
+      i32 active = 0;
+      for (i32 w = threadIdx.x % 32; w < map.words; w += 32) {
+        active += __popc(static_cast<u32>(__ldcg(map.data + i64{n} * map.words + w)));
+      }
+      active = __reduce_add_sync(0xffffffffu, active);
+      if (threadIdx.x % 32 == 0) visit(n, active);
+    }
+    __syncthreads();
+  };
+  for_each_line([&](i32, i32 active) { atomicAdd(&total, active); });
+  for_each_line([&](i32 n, i32 active) {
+    if (i64{active} * lines <= i64{4} * total) return;
+    const i32 at = atomicAdd(&count, 1);
+    if (at < kMostLongLines) found[at] = n;
+  });
+  if (threadIdx.x > 0) return;
+  *done = 0;
+  const i32 num = count <= kMostLongLines ? count : 0;  // many are no exception
+  map.long_lines[0] = num;
+  for (i32 n = 0; n < num; ++n) {
+    i32 before = 0;
+    for (i32 x = 0; x < num; ++x) before += found[x] < found[n];
+    map.long_lines[1 + before] = found[n];
+  }
+}
+
 /// Lines are row tiles of kRows (or key tiles of kKeys). A block classifies 32 tiles at a time for an
 /// unsure mask, whose cells its 8 warps ask for four tiles each; one warp for others.
-/// lines: of one head, of all sequences where tokens are packed.
+/// lines: of one head, of all sequences where tokens are packed. done: see list_long_lines.
 template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
 __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,
-                          i32 num_heads) {
+                          i32 num_heads, i32* done) {
   constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
   const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
   constexpr bool kUnsure = tile::is_unsure<M>;
@@ -71,6 +112,7 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
     full &= ~__ballot_sync(0xffffffffu, (kKeyLines ? begin : at) + kKeys > f.num_keys);
     if (kUnsure ? threadIdx.x == 0 : lane == 0) map.line(f, n)[word] = u64{full} << 32 | active;
   }
+  if (map.long_lines) list_long_lines(map, lines, done);
 }
 
 }  // namespace jali::cuda

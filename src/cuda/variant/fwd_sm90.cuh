@@ -239,10 +239,11 @@ struct Forward {
   };
   /// Row tile number `tile`, for a whole warp; behind the end of its sequence if row >= num_rows.
   JALI_DEVICE static RowTile row_tile(const ForwardArgs& a, i32 tile) {
-    const WorkOrder::Place at = WorkOrder{a.heads, a.section, a.tiles_per_head}.place(tile);
-    const i32 head = at.head;
     // The last rows come first: under a causal mask they are the longest.
-    const i32 slot = a.tiles_per_head - 1 - at.unit;
+    const i32* const first = has_map(kMask) ? a.map.long_lines : nullptr;
+    const WorkOrder order{a.heads, a.section, a.tiles_per_head, true, first};
+    const WorkOrder::Place at = order.place(tile);
+    const i32 head = at.head, slot = at.unit;
     if (!a.seq.varlen()) {
       return {frame_of(a.seq, head / a.seq.Hq, head % a.seq.Hq), slot * kRows};
     }

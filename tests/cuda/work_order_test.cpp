@@ -1,0 +1,52 @@
+// The order of work: every unit once, long ones first, section by section.
+#include "cuda/kernel/work_order.h"
+
+#include <set>
+#include <vector>
+
+#include "check.h"
+
+using namespace jali;
+using cuda::WorkOrder;
+
+namespace {
+
+void check_order(const WorkOrder& order) {
+  const i32 count = order.num_first();
+  std::set<std::pair<i32, i32>> seen;
+  i32 last_section = 0;
+  for (i32 n = 0; n < order.total(); ++n) {
+    const WorkOrder::Place at = order.place(n);
+    CHECK(at.unit >= 0 && at.unit < order.per_head && at.head >= 0 && at.head < order.heads);
+    CHECK_EQ(at.section, at.head / order.section);
+    CHECK(at.section <= order.reach(n));
+    CHECK(seen.insert({at.head, at.unit}).second);
+    bool is_first = false;
+    for (i32 k = 0; k < count; ++k) is_first |= order.first[1 + k] == at.unit;
+    CHECK_EQ(is_first, n < count * order.heads);
+    if (is_first) continue;
+    CHECK(at.section >= last_section);
+    last_section = at.section;
+  }
+  i32 in_sections = 0;
+  for (i32 n = 0; n * order.section < order.heads; ++n) in_sections += order.in_section(n);
+  CHECK_EQ(in_sections, order.total());
+}
+
+}  // namespace
+
+TEST(every_unit_comes_once_and_long_ones_come_first) {
+  for (bool down : {false, true}) {
+    for (i32 section : {1, 3, 8}) {
+      check_order({7, section, 50, down, nullptr});
+      for (const std::vector<i32>& first :
+           {std::vector<i32>{0}, {1, 0}, {2, 0, 49}, {3, 4, 5, 9}}) {
+        check_order({7, section, 50, down, first.data()});
+      }
+    }
+  }
+  const WorkOrder order{2, 1, 4, true, nullptr};
+  CHECK_EQ(order.place(0).unit, 3);
+  CHECK_EQ(order.place(5).head, 1);
+  CHECK_EQ(order.place(5).unit, 2);
+}
