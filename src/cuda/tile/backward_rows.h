@@ -14,9 +14,9 @@ namespace jali::tile {
 
 /// kRows: of a row tile; kD, kDv: columns of dq_sum and of dout, multiples of 64. kSinks: there are
 /// sinks. kRowBias: the gradient of a bias over rows alone is wanted. kStages: buffers of a warp that
-/// the copy engine fills; 0: what is read is read where it is, kTogether units at once.
-template <class T, i32 kRows, i32 kD, i32 kDv, bool kSinks, bool kRowBias, i32 kStages,
-          i32 kTogether>
+/// the copy engine fills; 0: what is read is read where it is, by kLoads instructions at once, four
+/// registers each.
+template <class T, i32 kRows, i32 kD, i32 kDv, bool kSinks, bool kRowBias, i32 kStages, i32 kLoads>
 struct BackwardRows {
   using Args = cuda::BackwardArgs;
   // Of a row tile, which goes by units: 64 columns of a part.
@@ -84,7 +84,7 @@ struct BackwardRows {
   template <i32 kCount, class Load, class Use>
   JALI_DEVICE void stream(Load load, Use use) {
     if constexpr (kStages == 0) {
-#pragma unroll kTogether
+#pragma unroll 1
       for (i32 unit = 0; unit < kCount; ++unit) use(unit, 0);
     } else {
       auto begin = [&](i32 unit) {
@@ -104,7 +104,8 @@ struct BackwardRows {
       units += kCount;
     }
   }
-  /// Four words of shared memory, or of global memory where there are no stages.
+  /// Four words of shared memory, or of global memory where there are no stages. PERF: without a branch,
+  /// so that others are under way, too.
   JALI_DEVICE static void read(u32 shared, const void* global, u32 (&words)[4]) {
     if constexpr (kStages > 0) {
       ptx::load_words(shared, words);
@@ -165,21 +166,31 @@ struct BackwardRows {
     const i32 lane = this_lane(), line = lane / 4;
     // The swizzle; PERF: odd rows begin with the other 32 columns, so that banks do not collide.
     const u32 from = stage + line * 128 + ((lane & 3) << 4 ^ line << 4 ^ (line & 1) << 6);
-    constexpr i32 kUnroll = kStages > 0 ? 2 : 4;  // PERF: as registers allow
-#pragma unroll kUnroll
-    for (i32 n = 0; n < 4; ++n) {
-      const i32 eight = n % 2 * 8, row = 16 * part + line + eight;
-      const i32 column = 64 * half + (n / 2 ^ line & 1) * 32 + lane % 4 * 8;
-      u32 o[4] = {}, g[4] = {};
-      if (kStages > 0 || (row < at.rows && column < a.Dv)) {
-        const u32 shared = (from ^ n / 2 * 64) + eight * 128;
-        read(shared, row_at(a.out, a.out_strides, at, row) + column, o);
-        read(shared + kBoxBytes, row_at(a.dout, a.dout_strides, at, row) + column, g);
-      }
-      float (&d)[4] = eight ? high : low;
+    constexpr i32 kTogether = kLoads / 2;
+#pragma unroll 1
+    for (i32 begin = 0; begin < 4; begin += kTogether) {
+      u32 o[kTogether][4], g[kTogether][4];
 #pragma unroll
-      for (i32 w = 0; w < 4; w += 2) {  // the other 8 rows of the product are not looked at
-        ptx::mma<T>(d, {o[w], o[w], o[w + 1], o[w + 1]}, {g[w], g[w + 1]});
+      for (i32 x = 0; x < kTogether; ++x) {
+        const i32 n = begin + x, eight = n % 2 * 8;
+        // Behind the end others are read: of rows, whose delta is not looked at, or of columns, which
+        // count as 0.
+        const i32 row = min_of(16 * part + line + eight, at.rows - 1);
+        const i32 column = 64 * half + (n / 2 ^ line & 1) * 32 + lane % 4 * 8;
+        const i32 inside = column < a.Dv ? column : 0;
+        const u32 shared = (from ^ n / 2 * 64) + eight * 128;
+        read(shared, row_at(a.out, a.out_strides, at, row) + inside, o[x]);
+        read(shared + kBoxBytes, row_at(a.dout, a.dout_strides, at, row) + inside, g[x]);
+        if (kStages == 0 && column >= a.Dv) o[x][0] = o[x][1] = o[x][2] = o[x][3] = 0;
+        if (kStages == 0 && column >= a.Dv) g[x][0] = g[x][1] = g[x][2] = g[x][3] = 0;
+      }
+#pragma unroll
+      for (i32 x = 0; x < kTogether; ++x) {
+        float (&d)[4] = x % 2 ? high : low;
+#pragma unroll
+        for (i32 w = 0; w < 4; w += 2) {  // the other 8 rows of the product are not looked at
+          ptx::mma<T>(d, {o[x][w], o[x][w], o[x][w + 1], o[x][w + 1]}, {g[x][w], g[x][w + 1]});
+        }
       }
     }
   }
@@ -245,24 +256,29 @@ struct BackwardRows {
     const i32 column = 64 * half + odd * 8 + (lane & 2) * 2;
     const float* const global = piece(at, part, half) + lane * 4;
     u16* const to = const_cast<u16*>(row_at(a.dq, a.dq_strides, at, 16 * part + lane / 4)) + column;
-#pragma unroll 2
-    for (i32 j = 0; j < 8; j += 2) {
-      u32 x[2][4];
+#pragma unroll 1
+    for (i32 begin = 0; begin < 8; begin += kLoads) {
+      u32 x[kLoads][4];
 #pragma unroll
-      for (i32 n = 0; n < 2; ++n) {
-        read(stage + (j + n) * 512 + lane * 16, global + (j + n) * 128, x[n]);
+      for (i32 n = 0; n < kLoads; ++n) {
+        read(stage + (begin + n) * 512 + lane * 16, global + (begin + n) * 128, x[n]);
       }
 #pragma unroll
-      for (i32 e = 0; e < 2; ++e) {
-        u32 w[2];
+      for (i32 j = 0; j < kLoads; j += 2) {
 #pragma unroll
-        for (i32 n = 0; n < 2; ++n) {
-          w[n] = T::pack(__uint_as_float(x[n][2 * e]) * a.scale,
-                         __uint_as_float(x[n][2 * e + 1]) * a.scale);
-        }
-        ptx::exchange(w[0], w[1], odd, 1);
-        if (16 * part + lane / 4 + 8 * e < at.rows && column + 8 * j < a.D) {
-          *reinterpret_cast<uint2*>(to + 8 * e * a.dq_strides.l + 8 * j) = make_uint2(w[0], w[1]);
+        for (i32 e = 0; e < 2; ++e) {
+          u32 w[2];
+#pragma unroll
+          for (i32 n = 0; n < 2; ++n) {
+            w[n] = T::pack(__uint_as_float(x[j + n][2 * e]) * a.scale,
+                           __uint_as_float(x[j + n][2 * e + 1]) * a.scale);
+          }
+          ptx::exchange(w[0], w[1], odd, 1);
+          const i32 at_column = 8 * (begin + j);
+          if (16 * part + lane / 4 + 8 * e < at.rows && column + at_column < a.D) {
+            *reinterpret_cast<uint2*>(to + 8 * e * a.dq_strides.l + at_column) =
+                make_uint2(w[0], w[1]);
+          }
         }
       }
     }

@@ -53,11 +53,11 @@ struct BackwardTiles {
   static constexpr i32 kBarriers = kRowBuffers + kRowStages * cuda::kBackwardRowBytes;
   static constexpr i32 kNotes = kBarriers + 192;
   static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
-  template <i32 kStages, i32 kTogether>
+  template <i32 kStages, i32 kLoads>
   using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kOptions.sinks, kWanted.rows,
-                               kStages, kTogether>;
-  using Rows = RowWork<kStagesEach, 1>;  // of the loader's warpgroup
-  using ConsumerRows = RowWork<0, 2>;    // these have registers before and after their own work
+                               kStages, kLoads>;
+  using Rows = RowWork<kStagesEach, 4>;  // of the loader's warpgroup
+  using ConsumerRows = RowWork<0, 8>;    // these have registers before and after their own work
   // PERF: as many as the registers hold beside dv.
   static constexpr i32 kTogether = kOptions.bias != cuda::BiasType::kNone && kDv > 128 ? 1 : 4;
   using Scores = BackwardScores<T, kRows, kOptions, kWanted, kTogether>;
