@@ -10,6 +10,11 @@ struct alignas(64) TensorMap {
   u64 opaque[16];
 };
 
+/// Fetches the map itself, so that the first copy need not wait for it.
+JALI_DEVICE void prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 /// Loads the map's box at (c0, …), innermost first, to shared memory; its bytes count towards the
 /// barrier's phase. Elements outside the tensor arrive as zeros.
 JALI_DEVICE void load_box(u32 shared, const TensorMap& map, u32 barrier, i32 c0, i32 c1, i32 c2,

@@ -533,6 +533,7 @@ struct BackwardTiles {
     Notes* notes = reinterpret_cast<Notes*>(raw + kNotes);
     const i32 wg = broadcast(threadIdx.x >> 7);
     if (threadIdx.x == 0) {
+      for (const TensorMap* map : {&map_q, &map_k, &map_v, &map_o}) prefetch(*map);
       init_barriers(sm);
       own_barriers(sm);
       notes->wanted = 0;

@@ -824,6 +824,7 @@ struct Forward {
     const Shared sm{(shared_address(raw) + 1023) & ~1023u};
     const i32 wg = broadcast(threadIdx.x >> 7);
     if (threadIdx.x == 0) {
+      for (const TensorMap* map : {&map_q, &map_k, &map_v}) prefetch(*map);
       for (i32 n = 0; n < kSlots; ++n) {
         barrier_init(sm.q_full(n), 1);
         barrier_init(sm.q_empty(n), 4 * kConsumers);
