@@ -33,7 +33,7 @@ struct BackwardTile {
 
 constexpr i32 kBackwardConsumerWarps = 8;
 /// Barriers, and the loader's notes.
-constexpr i32 kBackwardNotesBytes = 192 + 256;
+constexpr i32 kBackwardNotesBytes = 192 + 320;
 /// Row tiles are prepared and rounded by so many rows; out and dout in boxes of {64, 16, 1, 1}.
 constexpr i32 kBackwardRowBox = 16;
 /// 64 columns of that many of out and dout, or of dq_sum.

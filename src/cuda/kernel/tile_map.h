@@ -9,7 +9,7 @@
 
 namespace jali::cuda {
 
-constexpr i32 kMostLongLines = 16;
+constexpr i32 kMostLongLines = 8;
 /// Lines are looked for in maps of so many words: it is one block's work.
 constexpr i64 kMostWordsOfLongLines = 1 << 15;
 
@@ -36,7 +36,7 @@ struct TileMap {
 namespace jali::cuda {
 
 /// Visits the active tiles of a line, the last one first if kDown; all lanes of a warp together.
-/// visit(index, partial)
+/// visit(index, partial, last)
 template <bool kDown, class Visit>
 __device__ __forceinline__ void for_each_active(const u64* line, i32 words, Visit visit) {
   const i32 lane = threadIdx.x & 31;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void for_each_active(const u64* line, i32 words, Visi
       while (active) {
         const i32 bit = kDown ? 31 - __clz(active) : __ffs(active) - 1;
         active ^= 1u << bit;
-        visit(word * 32 + bit, !(full >> bit & 1));
+        visit(word * 32 + bit, !(full >> bit & 1), (active | some) == 0 && begin + 32 >= words);
       }
     }
   }

@@ -83,7 +83,10 @@ struct BackwardTiles {
     Note note[kStages];
     Item item[4];
     Head head;
-    volatile i32 wanted;  // the last section whose row tiles are to be prepared
+    volatile i32 wanted;    // the last section whose row tiles are to be prepared
+    volatile i32 next;      // the item after this one in the order of work
+    volatile i32 prepared;  // a section of which the loader knows that they are
+    i32 first_units[1 + cuda::kMostLongLines];  // of the order of work
   };
   static_assert(kNotes + sizeof(Notes) <= kSharedBytes);
 
@@ -269,14 +272,35 @@ struct BackwardTiles {
     i32 n = 0;
     if (lane == 0) n = atomicAdd(a.taken, 1);
     n = broadcast(n);
+    constexpr bool kLongFirst = kMapped && !kOrdered;
+    if (kLongFirst && lane <= cuda::kMostLongLines) {
+      loader.notes->first_units[lane] = a.key_map.long_lines ? a.key_map.long_lines[lane] : 0;
+    }
+    auto order = [&] {
+      cuda::WorkOrder order = a.key_order();
+      order.first = kLongFirst ? loader.notes->first_units : nullptr;  // PERF: a copy that is near
+      return order;
+    };
+    if (lane == 0) loader.notes->prepared = -1;
+    __syncwarp();
 #pragma unroll 1
-    while (n < a.key_order().total()) {
-      const cuda::WorkOrder::Place place = a.key_order().place(n);
+    while (n < order().total()) {
+      loader.prepare(item_of(a, order().place(n)));
       if (lane == 0) {
+        loader.notes->next = -1;
         // PERF: what other blocks have begun, and as much again.
-        loader.notes->wanted = a.key_order().reach(n + 2 * gridDim.x);
-        wait_at_least(a.prepared + place.section, a.row_order().in_section(place.section));
+        loader.notes->wanted = order().reach(n + 2 * gridDim.x);
+        const i32 section = loader.prepared(loader.items, false).section;
+        if (section != loader.notes->prepared) {
+          wait_at_least(a.prepared + section, a.row_order().in_section(section));
+          loader.notes->prepared = section;
+        }
       }
+      // PERF: while the last row tile waits for its place, and not earlier, or blocks would hold work
+      // back from others, and work on different heads.
+      auto take_next = [&] {
+        if (lane == 0 && loader.notes->next < 0) loader.notes->next = atomicAdd(a.taken, 1);
+      };
       bool first = true;
       // The row tiles of one query head.
       auto visit_head = [&](const Item& item, const Frame& f) {
@@ -285,7 +309,9 @@ struct BackwardTiles {
             f.h, f.h * a.row_tiles + (varlen ? row_line : f.b * ceil_div(f.num_rows, kRows)),
             item.key / kKeys, kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr};
         loader.prepare(head);
-        auto visit = [&](i32 t, bool partial) {
+        const bool last_head = f.h == item.f.h + a.seq.group - 1;
+        auto visit = [&](i32 t, bool partial, bool last) {
+          if (last && last_head) take_next();
           const i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0);
           const volatile Head& at = loader.notes->head;
           i32 turn = at.key_tile;
@@ -301,29 +327,28 @@ struct BackwardTiles {
         } else {
           // Keys behind the end have to be hidden; rows there weigh nothing as they are.
           const bool partial = item.key + kKeys > f.num_keys;
+          const i32 tiles = ceil_div(f.num_rows, kRows);
 #pragma unroll 1
-          for (i32 t = 0; t < ceil_div(f.num_rows, kRows); ++t) visit(t, partial);
+          for (i32 t = 0; t < tiles; ++t) visit(t, partial, t == tiles - 1);
         }
       };
-      Item item = item_of(a, place);
-      loader.prepare(item);
 #pragma unroll 1
       for (i32 g = 0; g < a.seq.group; ++g) {
-        item = copy(loader.prepared(broadcast(loader.items), !first));
+        const Item item = copy(loader.prepared(broadcast(loader.items), !first));
         // Where packed tokens leave a tile without keys, there is nothing to do.
         if (item.key >= item.f.num_keys) break;
         Frame f = item.f;
         f.h += g;
         visit_head(item, f);
       }
-      item = copy(loader.prepared(broadcast(loader.items), !first));
       if (first) {  // consumers will not hear of it
+        const Item item = copy(loader.prepared(broadcast(loader.items), false));
         write_zeros(a, item, lane);
         if (lane == 0) atomicAdd(a.added + item.section, kConsumerWarps);
       }
-      // PERF: not earlier, or blocks hold work back from others at the end.
-      if (lane == 0) n = atomicAdd(a.taken, 1);
-      n = broadcast(n);
+      take_next();
+      __syncwarp();
+      n = broadcast(loader.notes->next);
     }
     if (lane == 0) {
       loader.notes->wanted = Rows::kAll;
