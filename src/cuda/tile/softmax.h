@@ -38,9 +38,10 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& 
   if (!kFirst) top = maximum(top, state.max[e]);
   top = maximum(top, shuffle_xor(top, 1));
   top = maximum(top, shuffle_xor(top, 2));
-  if (!kFirst && (top - state.max[e]) * scale <= kSlack) top = state.max[e];
+  const bool keeps = !kFirst && (top - state.max[e]) * scale <= kSlack;
+  if (keeps) top = state.max[e];
   shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
-  rescale[e] = kFirst ? 0.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
+  rescale[e] = kFirst ? 0.0f : keeps ? 1.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
   state.max[e] = top;
 }
 
