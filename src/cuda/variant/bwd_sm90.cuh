@@ -1,7 +1,7 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 128 keys, D and Dv up to 128, but not D <= 64 < Dv.
 //
-// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 639 (519),
-//           causal 643 (493); 1K b16 461 (405), 342 (301). D 64 H32 16K 580 (427), 577 (418).
+// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 654 (522),
+//           causal 658 (512); 1K b16 486 (399), 351 (294). D 64 H32 16K 574 (439), 582 (415).
 // Serves    fp16, bf16; D and Dv any multiple of 8 (kD, kDv: of 16, at least those); GQA; varlen;
 //           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one;
 //           options of the scores, but not all: backward_fits_options.

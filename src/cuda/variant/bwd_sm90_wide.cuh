@@ -1,7 +1,7 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 64 keys, D and Dv up to 256.
 //
-// Speed     H200, bf16, H8 16K, a whole pass, TFLOP/s (cuDNN): D 256 full 494 (342),
-//           causal 500 (366); D 192 causal 485 (307); 192/128 full 459 (297).
+// Speed     H200, bf16, H8 16K, a whole pass, TFLOP/s (cuDNN): D 256 full 505 (350),
+//           causal 515 (364); D 192 causal 494 (306); 192/128 full 459 (297).
 // Serves    what bwd_sm90.cuh does, for the head dims and the options that do not fit it.
 // Tensors   as there; boxes {64, 64, 1, 1}, and of 16 rows.
 // Roles     warpgroup 0 loads, as there. Warpgroup 1, the value side, owns dv: S' = K Q', P, and
