@@ -378,7 +378,7 @@ struct BackwardTiles {
           load_shared(sm.note(stage), flags, number, at.row, at.f.h);
           return at;
         };
-        tile::find_cells<kRows, kKeys, true, kFinders, 1>(mask, tile, sm.cells(stage));
+        tile::find_cells<kRows, kKeys, true, kFinders, 2>(mask, tile, sm.cells(stage));
       }
       __syncwarp();
       const i32 lane = opaque(threadIdx.x & 31);

@@ -1,9 +1,12 @@
-// Finds out which cells of a partial tile are visible: 32 rows by 64 keys at a time, a row a lane.
+// Finds out which cells of a partial tile are visible. A lane holds lines and gets their bits in words:
+// lines are rows, with words over 64 keys, or keys, with words over 32 or 64 rows.
 //
 // Leaves are asked one by one, and their bits combined as the tree says. A leaf that has words gives
-// them. Of another a warp looks up its rows and keys; then either neighbouring keys are mostly alike
-// (documents), and a lane asks once for each run of them, or, unless all cells are known to be of one
-// class, all lanes vote, row by row.
+// them, of rows; where lines are keys, it is asked by key if it is light so, and else its words are
+// transposed. Of another a warp looks up its lines and what lies across them. Then either neighbours
+// across are mostly alike (documents), and a lane asks once for each run of them, or, unless all cells
+// are known to be of one class, it asks cell by cell. PERF: shuffles take hundreds of cycles beside the
+// tensor cores, so that few wait for each other.
 #pragma once
 
 #include "cuda/kernel/stored.h"
@@ -13,9 +16,40 @@
 
 namespace jali::tile {
 
-/// A lane's row: bit c of word g is key 32 g + c of 64.
-struct RowWords {
-  u32 words[2];
+/// Where to look: the first row and key of a tile, or of a part of it.
+struct TileAt {
+  Frame f;
+  i32 row, key;
+};
+
+/// A leaf's lines and what lies across them: rows and keys, or the other way round. n counts from t on.
+template <class L, bool kKeyLines>
+struct Sides {
+  using Line = typename L::Row;
+  using Across = typename L::Col;
+  JALI_DEVICE static Line line(const L& leaf, const TileAt& t, i32 n) {
+    return leaf.row(t.f, t.row + n);
+  }
+  JALI_DEVICE static Across across(const L& leaf, const TileAt& t, i32 n) {
+    return leaf.col(t.f, t.key + n);
+  }
+  JALI_DEVICE static bool visible(const L& leaf, const Line& line, const Across& across) {
+    return leaf.visible(line, across);
+  }
+};
+template <class L>
+struct Sides<L, true> {
+  using Line = typename L::Col;
+  using Across = typename L::Row;
+  JALI_DEVICE static Line line(const L& leaf, const TileAt& t, i32 n) {
+    return leaf.col(t.f, t.key + n);
+  }
+  JALI_DEVICE static Across across(const L& leaf, const TileAt& t, i32 n) {
+    return leaf.row(t.f, t.row + n);
+  }
+  JALI_DEVICE static bool visible(const L& leaf, const Line& line, const Across& across) {
+    return leaf.visible(across, line);
+  }
 };
 
 /// Whether all words are the same; what pads a type may differ.
@@ -28,57 +62,119 @@ JALI_DEVICE bool same_words(const T& x, const T& y) {
   return same;
 }
 
-/// Keys are mostly like their neighbours: `starts` has the first of each run of them.
-template <class L, i32 kRows>
-JALI_DEVICE void words_by_runs(const L& leaf, const typename L::Row (&rows)[kRows],
-                               const typename L::Col (&cols)[2], const u32 (&starts)[2],
-                               RowWords (&found)[kRows]) {
+/// What a warp finds: bit c of words[n][w] is cell 32 w + c of line 32 n + lane.
+template <i32 kLines, i32 kWords>
+struct Found {
+  u32 words[kLines][kWords];
+
+  JALI_DEVICE u32& word(i32 n) { return words[n / kWords][n % kWords]; }
+  /// What a loop finds goes in at the end, and the rest moves on. PERF: registers have no index, and
+  /// an unrolled loop would miss the instruction cache.
+  JALI_DEVICE void push(u32 last) {
 #pragma unroll
-  for (i32 g = 0; g < 2; ++g) {
-    u32 left = starts[g];
+    for (i32 n = 0; n < kLines * kWords - 1; ++n) word(n) = word(n + 1);
+    word(kLines * kWords - 1) = last;
+  }
+  /// One word of every line.
+  JALI_DEVICE void push(const u32 (&last)[kLines]) {
 #pragma unroll
-    for (i32 n = 0; n < kRows; ++n) found[n].words[g] = 0;
+    for (i32 n = 0; n < kLines; ++n) {
+#pragma unroll
+      for (i32 w = 0; w < kWords - 1; ++w) words[n][w] = words[n][w + 1];
+      words[n][kWords - 1] = last[n];
+    }
+  }
+};
+
+/// By runs of neighbours across that are alike, where they are few; else false. across: for each word,
+/// one a lane. PERF: a run of every word at a time, the first ones before it is known how long they are.
+template <class S, i32 kLines, i32 kWords, class L>
+JALI_DEVICE bool find_by_runs(const L& leaf, const typename S::Line (&lines)[kLines],
+                              const typename S::Across (&across)[kWords], i32 lane,
+                              Found<kLines, kWords>& found) {
+  using Across = typename S::Across;
+  constexpr i32 kFewRuns = 12 * kWords;
+  Across first[kWords];
+  u32 starts[kWords];
+  i32 count = 0;
+#pragma unroll
+  for (i32 w = 0; w < kWords; ++w) {
+    const Across before =
+        ptx::by_words(across[w], [](u32 x) { return __shfl_up_sync(0xffffffffu, x, 1); });
+    first[w] = ptx::by_words(across[w], [](u32 x) { return __shfl_sync(0xffffffffu, x, 0); });
+    const bool differs = !__is_empty(Across) && !same_words(before, across[w]);
+    starts[w] = __ballot_sync(0xffffffffu, lane == 0 || differs);
+    count += __popc(starts[w]);
+  }
+  if (count > kFewRuns) return false;
+#pragma unroll
+  for (i32 n = 0; n < kLines * kWords; ++n) found.word(n) = 0;
 #pragma unroll 1
-    while (left) {
-      const i32 first = __ffs(left) - 1;
-      left &= left - 1;
-      const u32 run = (left ? (left & -left) - 1 : ~0u) & ~0u << first;
-      const typename L::Col col =
-          ptx::by_words(cols[g], [&](u32 word) { return __shfl_sync(0xffffffffu, word, first); });
+  while (true) {
+    u32 left = 0;
 #pragma unroll
-      for (i32 n = 0; n < kRows; ++n) {
-        if (leaf.visible(rows[n], col)) found[n].words[g] |= run;
+    for (i32 w = 0; w < kWords; ++w) {
+      const u32 start = starts[w] & -starts[w];
+      starts[w] ^= start;
+      left |= starts[w];
+      const u32 run = (starts[w] & -starts[w]) - start;  // none left: 0
+#pragma unroll
+      for (i32 n = 0; n < kLines; ++n) {
+        if (S::visible(leaf, lines[n], first[w])) found.words[n][w] |= run;
+      }
+    }
+    if (!left) return true;
+#pragma unroll
+    for (i32 w = 0; w < kWords; ++w) {
+      const i32 at = __ffs(starts[w]) - 1;
+      first[w] = ptx::by_words(across[w], [&](u32 x) { return __shfl_sync(0xffffffffu, x, at); });
+    }
+  }
+}
+
+/// 32 cells of each line, from `first` on, one by one; all lanes look up the same across. PERF: rows
+/// shuffled to all lanes, which voted on each, took 25 to 35 us a tile.
+template <class S, i32 kLines, class L>
+JALI_DEVICE void ask_cells(const L& leaf, const typename S::Line (&lines)[kLines], const TileAt& t,
+                           i32 first, u32 (&words)[kLines]) {
+  constexpr i32 kTogether = 2;  // PERF: 4 would spill beside options of the scores
+#pragma unroll
+  for (i32 n = 0; n < kLines; ++n) words[n] = 0;
+#pragma unroll 1
+  for (i32 c = 0; c < 32; c += kTogether) {
+    typename S::Across across[kTogether];
+#pragma unroll
+    for (i32 x = 0; x < kTogether; ++x) across[x] = S::across(leaf, t, first + c + x);
+#pragma unroll
+    for (i32 x = 0; x < kTogether; ++x) {
+#pragma unroll
+      for (i32 n = 0; n < kLines; ++n) {
+        if (S::visible(leaf, lines[n], across[x])) words[n] |= 1u << x << c;
       }
     }
   }
 }
 
-/// Any keys: all lanes have two of them, and vote on one row after the other.
-template <class L>
-JALI_DEVICE RowWords words_by_votes(const L& leaf, const typename L::Row& row,
-                                    const typename L::Col (&cols)[2], i32 lane) {
-  // As much together as few registers allow; addresses mean that visible() loads.
-  constexpr bool kLoads = alignof(typename L::Row) > 4 || alignof(typename L::Col) > 4;
-  constexpr i32 kTogether = kLoads || sizeof(typename L::Row) > 8 ? 2 : 4;
-  RowWords found = {};
-#pragma unroll kTogether
-  for (i32 n = 0; n < 32; ++n) {
-    const typename L::Row of =
-        ptx::by_words(row, [&](u32 word) { return __shfl_sync(0xffffffffu, word, n); });
+/// In each word, bit c of lane r and bit r of lane c change places. PERF: two words share a shuffle,
+/// and pairs of them wait together.
+template <i32 kLines, i32 kWords>
+JALI_DEVICE void transpose(Found<kLines, kWords>& found, i32 lane) {
+  static_assert(kLines * kWords % 2 == 0);
 #pragma unroll
-    for (i32 g = 0; g < 2; ++g) {
-      const u32 word = __ballot_sync(0xffffffffu, leaf.visible(of, cols[g]));
-      found.words[g] = lane == n ? word : found.words[g];
+  for (i32 n = 16; n > 0; n /= 2) {
+    constexpr u32 kLow[5] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu, 0x0000ffffu};
+    const u32 low = kLow[n == 16 ? 4 : n == 8 ? 3 : n == 4 ? 2 : n / 2];
+    const bool upper = lane & n;
+#pragma unroll
+    for (i32 w = 0; w < kLines * kWords; w += 2) {
+      u32 &a = found.word(w), &b = found.word(w + 1);
+      const u32 mine = upper ? (a & low) | (b & low) << n : (a >> n & low) | (b & ~low);
+      const u32 other = ptx::shuffle_xor(mine, n);
+      a = upper ? (a & ~low) | (other & low) : (a & low) | (other & low) << n;
+      b = upper ? (b & ~low) | (other >> n & low) : (b & low) | (other & ~low);
     }
   }
-  return found;
 }
-
-/// Where to look: the first row and key of a tile, or of 32 rows and 64 keys of it.
-struct TileAt {
-  Frame f;
-  i32 row, key;
-};
 
 /// Whether a leaf of the tree has kUnsure.
 template <class M>
@@ -90,153 +186,125 @@ constexpr bool is_unsure<Or<A, B>> = is_unsure<A> || is_unsure<B>;
 template <class A>
 constexpr bool is_unsure<Not<A>> = is_unsure<A>;
 
-/// What a warp looks up of 64 keys for a mask: two a lane.
-template <class L>
-struct KeySide {
-  typename L::Col cols[2];
-
-  JALI_DEVICE void look_up(const L& leaf, const Frame& f, i32 key, i32 lane) {
-#pragma unroll
-    for (i32 g = 0; g < 2; ++g) cols[g] = leaf.col(f, key + 32 * g + lane);
-  }
-  /// The first keys of runs of alike ones. PERF: not before rows are looked up, too, so that both are
-  /// under way together.
-  JALI_DEVICE void find_runs(u32 (&starts)[2], i32 lane) const {
-#pragma unroll
-    for (i32 g = 0; g < 2; ++g) {
-      const typename L::Col before =
-          ptx::by_words(cols[g], [&](u32 word) { return __shfl_up_sync(0xffffffffu, word, 1); });
-      const bool differs = !__is_empty(typename L::Col) && !same_words(before, cols[g]);
-      starts[g] = __ballot_sync(0xffffffffu, lane == 0 || differs);
-    }
-  }
-};
-template <class L>
-  requires HasWord<L>
-struct KeySide<L> {
-  JALI_DEVICE void look_up(const L&, const Frame&, i32, i32) {}
-};
-template <class A, class B>
-struct PairSide {
-  KeySide<A> a;
-  KeySide<B> b;
-  JALI_DEVICE void look_up(const Pair<A, B>& m, const Frame& f, i32 key, i32 lane) {
-    a.look_up(m.a, f, key, lane);
-    b.look_up(m.b, f, key, lane);
-  }
-};
-template <class A, class B>
-  requires(!HasWord<And<A, B>>)
-struct KeySide<And<A, B>> : PairSide<A, B> {};
-template <class A, class B>
-  requires(!HasWord<Or<A, B>>)
-struct KeySide<Or<A, B>> : PairSide<A, B> {};
-template <class A>
-  requires(!HasWord<Not<A>>)
-struct KeySide<Not<A>> {
-  KeySide<A> a;
-  JALI_DEVICE void look_up(const Not<A>& m, const Frame& f, i32 key, i32 lane) {
-    a.look_up(m.a, f, key, lane);
-  }
-};
-
-/// The cells of kRows times 32 rows by 64 keys, whose side is `keys`; all lanes of a warp together.
-/// at(): where, asked anew for every leaf. kClasses: asks for the class of all cells before a vote,
-/// which takes registers. Rows and keys behind the end may be visible or not. PERF: more rows at once
-/// hide each other's latencies, and share the runs.
-template <bool kClasses, i32 kRows, class L, class At>
-JALI_DEVICE void find_words(const L& leaf, const KeySide<L>& keys, At at, i32 lane,
-                            RowWords (&found)[kRows]) {
-  if constexpr (HasWord<L>) {
+/// The cells of 32 kLines lines; all lanes of a warp together. at(): where, asked anew for every leaf.
+/// kClasses, where lines are rows: asks for classes before it asks cell by cell, which takes registers.
+/// Rows and keys behind the end may be visible or not. PERF: more lines hide each other's latencies, and
+/// share the runs.
+template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class L, class At>
+JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords>& found) {
+  if constexpr (HasWord<L> && IsLightByKey<L> && kKeyLines) {
     const TileAt t = at();
 #pragma unroll
-    for (i32 n = 0; n < kRows; ++n) {
-      const u64 word = leaf.word(leaf.row(t.f, t.row + 32 * n + lane), t.key, 64);
-      found[n] = {{static_cast<u32>(word), static_cast<u32>(word >> 32)}};
+    for (i32 n = 0; n < kLines; ++n) {
+      const u64 word = leaf.seen_by(t.f, t.key + 32 * n + lane, Run{t.row, 32 * kWords});
+#pragma unroll
+      for (i32 w = 0; w < kWords; ++w) found.words[n][w] = static_cast<u32>(word >> 32 * w);
+    }
+  } else if constexpr (HasWord<L> && kKeyLines) {
+    // As many rows together as few registers allow.
+    constexpr i32 kTogether = sizeof(typename L::Row) <= 16 ? kWords : 1;
+#pragma unroll 1
+    for (i32 w = 0; w < kWords; w += kTogether) {
+      const TileAt t = at();
+      typename L::Row rows[kTogether];
+#pragma unroll
+      for (i32 x = 0; x < kTogether; ++x) rows[x] = leaf.row(t.f, t.row + 32 * (w + x) + lane);
+#pragma unroll
+      for (i32 x = 0; x < kTogether; ++x) {
+        const u64 word = leaf.word(rows[x], t.key, 32 * kLines);
+        u32 last[kLines];
+#pragma unroll
+        for (i32 n = 0; n < kLines; ++n) last[n] = static_cast<u32>(word >> 32 * n);
+        found.push(last);
+      }
+    }
+    transpose(found, lane);
+  } else if constexpr (HasWord<L>) {
+    const TileAt t = at();
+#pragma unroll
+    for (i32 n = 0; n < kLines; ++n) {
+      const u64 word = leaf.word(leaf.row(t.f, t.row + 32 * n + lane), t.key, 32 * kWords);
+#pragma unroll
+      for (i32 w = 0; w < kWords; ++w) found.words[n][w] = static_cast<u32>(word >> 32 * w);
     }
   } else {
-    constexpr i32 kFewRuns = 12;
-    typename L::Row rows[kRows];
+    using S = Sides<L, kKeyLines>;
+    typename S::Line lines[kLines];
     {
       const TileAt t = at();
+      typename S::Across across[kWords];
 #pragma unroll
-      for (i32 n = 0; n < kRows; ++n) rows[n] = leaf.row(t.f, t.row + 32 * n + lane);
+      for (i32 n = 0; n < kLines; ++n) lines[n] = S::line(leaf, t, 32 * n + lane);
+#pragma unroll
+      for (i32 w = 0; w < kWords; ++w) across[w] = S::across(leaf, t, 32 * w + lane);
+      if (find_by_runs<S>(leaf, lines, across, lane, found)) return;
     }
-    u32 starts[2];
-    keys.find_runs(starts, lane);
-    if (__popc(starts[0]) + __popc(starts[1]) <= kFewRuns) {
-      words_by_runs(leaf, rows, keys.cols, starts, found);
-      return;
-    }
-    // PERF: one text for all rows, or the instruction cache misses: each in turn is the first.
-#pragma unroll 1
-    for (i32 n = 0; n < kRows; ++n) {
-      ::jali::Tile cls = ::jali::Tile::kPartial;
-      if constexpr (kClasses && !is_unsure<L>) {
+    if constexpr (kClasses && !is_unsure<L>) {
+      static_assert(!kKeyLines);
+      // A lane for each word.
+      ::jali::Tile cls = ::jali::Tile::kEmpty;
+      {
         const TileAt t = at();
-        const i32 row = t.row + 32 * n, row_end = min_of(row + 32, t.f.num_rows);
-        const i32 key_end = min_of(t.key + 64, t.f.num_keys);
-        cls = ::jali::Tile::kEmpty;
-        if (row < row_end && t.key < key_end) {
-          cls = leaf.classify(t.f, leaf.rows(t.f, row, row_end), leaf.cols(t.f, t.key, key_end));
+        const i32 row = t.row + lane / kWords * 32, row_end = min_of(row + 32, t.f.num_rows);
+        const i32 key = t.key + lane % kWords * 32, key_end = min_of(key + 32, t.f.num_keys);
+        if (lane < kLines * kWords && row < row_end && key < key_end) {
+          cls = leaf.classify(t.f, leaf.rows(t.f, row, row_end), leaf.cols(t.f, key, key_end));
         }
       }
-      const u32 all = cls == ::jali::Tile::kFull ? ~0u : 0u;
-      RowWords last = {{all, all}};
-      if (cls == ::jali::Tile::kPartial) last = words_by_votes(leaf, rows[0], keys.cols, lane);
-#pragma unroll
-      for (i32 x = 0; x < kRows - 1; ++x) {
-        rows[x] = rows[x + 1];
-        found[x] = found[x + 1];
+      const u32 partial = __ballot_sync(0xffffffffu, cls == ::jali::Tile::kPartial);
+      const u32 full = __ballot_sync(0xffffffffu, cls == ::jali::Tile::kFull);
+#pragma unroll 1
+      for (i32 n = 0; n < kLines * kWords; ++n) {
+        u32 last[1] = {full >> n & 1 ? ~0u : 0u};
+        if (partial >> n & 1) {
+          const TileAt t = at();
+          const typename S::Line line[1] = {S::line(leaf, t, n / kWords * 32 + lane)};
+          ask_cells<S>(leaf, line, t, n % kWords * 32, last);
+        }
+        found.push(last[0]);
       }
-      found[kRows - 1] = last;
+    } else {
+#pragma unroll 1
+      for (i32 w = 0; w < kWords; ++w) {
+        u32 last[kLines];
+        ask_cells<S>(leaf, lines, at(), 32 * w, last);
+        found.push(last);
+      }
     }
   }
 }
 /// Of a pair, joined word by word.
-template <bool kClasses, i32 kRows, class P, class At, class Join>
-JALI_DEVICE void find_words_of_pair(const P& m, const KeySide<P>& keys, At at, i32 lane,
-                                    RowWords (&found)[kRows], Join join) {
-  RowWords other[kRows];
-  find_words<kClasses>(m.a, keys.a, at, lane, found);
-  find_words<kClasses>(m.b, keys.b, at, lane, other);
-#pragma unroll
-  for (i32 n = 0; n < 2 * kRows; ++n) {
-    u32& word = found[n / 2].words[n % 2];
-    word = join(word, other[n / 2].words[n % 2]);
+template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class P, class At, class Join>
+JALI_DEVICE void find_words_of_pair(const P& m, At at, i32 lane, Found<kLines, kWords>& found,
+                                    Join join) {
+  Found<kLines, kWords> other;
+  // PERF: what has words last: it takes few registers beside what was found.
+  if constexpr (HasWord<decltype(m.a)>) {
+    find_words<kKeyLines, kClasses>(m.b, at, lane, found);
+    find_words<kKeyLines, kClasses>(m.a, at, lane, other);
+  } else {
+    find_words<kKeyLines, kClasses>(m.a, at, lane, found);
+    find_words<kKeyLines, kClasses>(m.b, at, lane, other);
   }
+#pragma unroll
+  for (i32 n = 0; n < kLines * kWords; ++n) found.word(n) = join(found.word(n), other.word(n));
 }
-template <bool kClasses, i32 kRows, class A, class B, class At>
+template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class A, class B, class At>
   requires(!HasWord<And<A, B>>)
-JALI_DEVICE void find_words(const And<A, B>& m, const KeySide<And<A, B>>& keys, At at, i32 lane,
-                            RowWords (&found)[kRows]) {
-  find_words_of_pair<kClasses>(m, keys, at, lane, found, [](u32 x, u32 y) { return x & y; });
+JALI_DEVICE void find_words(const And<A, B>& m, At at, i32 lane, Found<kLines, kWords>& found) {
+  find_words_of_pair<kKeyLines, kClasses>(m, at, lane, found, [](u32 x, u32 y) { return x & y; });
 }
-template <bool kClasses, i32 kRows, class A, class B, class At>
+template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class A, class B, class At>
   requires(!HasWord<Or<A, B>>)
-JALI_DEVICE void find_words(const Or<A, B>& m, const KeySide<Or<A, B>>& keys, At at, i32 lane,
-                            RowWords (&found)[kRows]) {
-  find_words_of_pair<kClasses>(m, keys, at, lane, found, [](u32 x, u32 y) { return x | y; });
+JALI_DEVICE void find_words(const Or<A, B>& m, At at, i32 lane, Found<kLines, kWords>& found) {
+  find_words_of_pair<kKeyLines, kClasses>(m, at, lane, found, [](u32 x, u32 y) { return x | y; });
 }
-template <bool kClasses, i32 kRows, class A, class At>
+template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class A, class At>
   requires(!HasWord<Not<A>>)
-JALI_DEVICE void find_words(const Not<A>& m, const KeySide<Not<A>>& keys, At at, i32 lane,
-                            RowWords (&found)[kRows]) {
-  find_words<kClasses>(m.a, keys.a, at, lane, found);
+JALI_DEVICE void find_words(const Not<A>& m, At at, i32 lane, Found<kLines, kWords>& found) {
+  find_words<kKeyLines, kClasses>(m.a, at, lane, found);
 #pragma unroll
-  for (i32 n = 0; n < 2 * kRows; ++n) found[n / 2].words[n % 2] = ~found[n / 2].words[n % 2];
-}
-
-/// Bit c of lane r and bit r of lane c change places.
-JALI_DEVICE u32 transposed(u32 word, i32 lane) {
-#pragma unroll
-  for (i32 n = 16; n > 0; n /= 2) {
-    constexpr u32 kLow[5] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu, 0x0000ffffu};
-    const u32 low = kLow[n == 16 ? 4 : n == 8 ? 3 : n == 4 ? 2 : n / 2];
-    const u32 other = ptx::shuffle_xor(word, n);
-    word = lane & n ? (word & ~low) | (other >> n & low) : (word & low) | (other & low) << n;
-  }
-  return word;
+  for (i32 n = 0; n < kLines * kWords; ++n) found.word(n) = ~found.word(n);
 }
 
 /// The class of rows [i0, i1) and keys [j0, j1) by asking every cell; all lanes of a warp together.
@@ -249,11 +317,9 @@ JALI_DEVICE Tile class_of_cells(const M& mask, const Frame& f, i32 i0, i32 i1, i
     bool seen = false, hidden = false;
 #pragma unroll 1
     for (i32 j = j0; j < j1; j += 64) {
-      KeySide<M> keys;
-      keys.look_up(mask, f, j, lane);
-      RowWords bits[1];
-      find_words<false>(mask, keys, [&] { return TileAt{f, i, j}; }, lane, bits);
-      const u64 word = u64{bits[0].words[1]} << 32 | bits[0].words[0],
+      Found<1, 2> found;
+      find_words<false, false>(mask, [&] { return TileAt{f, i, j}; }, lane, found);
+      const u64 word = u64{found.word(1)} << 32 | found.word(0),
                 inside = i + lane < i1 ? key_bits(j0, j1 - 1, j, 64) : 0;
       seen |= (word & inside) != 0;
       hidden |= (~word & inside) != 0;
@@ -294,21 +360,19 @@ JALI_DEVICE void find_cells(const M& mask, TileOf tile, u32 shared) {
       t.key += k;
       return t;
     };
-    KeySide<M> keys;
-    {
-      const TileAt t = at();
-      keys.look_up(mask, t.f, t.key, lane);
-    }
-    RowWords bits[kTogether];
-    find_words<!kKeyLines>(mask, keys, at, lane, bits);
+    Found<kKeyLines ? 2 : kTogether, kKeyLines ? kTogether : 2> found;
     if constexpr (kKeyLines) {
-      static_assert(kTogether == 1);
+      const TileAt t = at();
+      find_words<true, false>(mask, [&] { return t; }, lane, found);
 #pragma unroll
       for (i32 g = 0; g < 2; ++g) {
-        const u32 line[1] = {by_quad_lanes(transposed(bits[0].words[g], lane))};
+        u32 line[kTogether];
+#pragma unroll
+        for (i32 w = 0; w < kTogether; ++w) line[w] = by_quad_lanes(found.words[g][w]);
         ptx::store_array(shared + ((k + 32 * g + lane) * (kRows / 32) + r / 32) * 4, line);
       }
     } else {
+      find_words<false, true>(mask, at, lane, found);
       const TileAt t = at();
       u32 inside[2];
 #pragma unroll
@@ -317,8 +381,8 @@ JALI_DEVICE void find_cells(const M& mask, TileOf tile, u32 shared) {
       }
 #pragma unroll
       for (i32 x = 0; x < kTogether; ++x) {
-        const u32 line[2] = {by_quad_lanes(bits[x].words[0] & inside[0]),
-                             by_quad_lanes(bits[x].words[1] & inside[1])};
+        const u32 line[2] = {by_quad_lanes(found.words[x][0] & inside[0]),
+                             by_quad_lanes(found.words[x][1] & inside[1])};
         ptx::store_array(shared + ((r + 32 * x + lane) * (kKeys / 32) + k / 32) * 4, line);
       }
     }
