@@ -358,7 +358,8 @@ struct BackwardTiles {
 
   // ---- finders --------------------------------------------------------------------------------
   /// The other warps of the loader's warpgroup look up the cells of partial tiles.
-  JALI_DEVICE static void find_cells(const M& mask, const Shared& shared, const Notes* notes) {
+  JALI_DEVICE static void find_cells(const M& mask, const Shared& shared, const Notes* notes,
+                                     i32 warp) {
     u32 items = 0;
 #pragma unroll 1
     for (u32 steps = 0;; ++steps) {
@@ -378,7 +379,7 @@ struct BackwardTiles {
           load_shared(sm.note(stage), flags, number, at.row, at.f.h);
           return at;
         };
-        tile::find_cells<kRows, kKeys, true, kFinders, 2>(mask, tile, sm.cells(stage));
+        tile::find_cells<kRows, kKeys, true, kFinders, 2>(mask, tile, sm.cells(stage), warp);
       }
       __syncwarp();
       const i32 lane = opaque(threadIdx.x & 31);
@@ -576,7 +577,7 @@ struct BackwardTiles {
                   sm.row_stages() + 8 * first};
         rows.work(notes->wanted);
       } else if constexpr (kFinds) {
-        find_cells(mask, sm, notes);
+        find_cells(mask, sm, notes, warp);
       }
     } else {
       take_registers<kConsumerRegisters>();

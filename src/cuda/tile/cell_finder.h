@@ -345,13 +345,13 @@ JALI_DEVICE u32 by_quad_lanes(u32 word) {
 /// lines may say anything, but cells of lines of rows are hidden. tile(): what to look at, asked again
 /// and again. kMost: how many times 32 rows a warp may look at together, by its registers.
 template <i32 kRows, i32 kKeys, bool kKeyLines, i32 kFinders, i32 kMost, class M, class TileOf>
-JALI_DEVICE void find_cells(const M& mask, TileOf tile, u32 shared) {
+JALI_DEVICE void find_cells(const M& mask, TileOf tile, u32 shared,
+                            i32 warp = ptx::broadcast(ptx::opaque(threadIdx.x) >> 5)) {
   constexpr i32 kTogether = min_of(kMost, max_of(kRows / 32 * (kKeys / 64) / kFinders, 1));
   constexpr i32 kDown = kRows / 32 / kTogether, kUnits = kDown * (kKeys / 64);
   static_assert(kDown * kTogether * 32 == kRows);
 #pragma unroll 1
-  for (i32 n = ptx::broadcast(ptx::opaque(threadIdx.x) >> 5) - (4 - kFinders); n < kUnits;
-       n += kFinders) {
+  for (i32 n = warp - (4 - kFinders); n < kUnits; n += kFinders) {
     const i32 lane = ptx::opaque(threadIdx.x & 31);
     const i32 r = n % kDown * (32 * kTogether), k = n / kDown * 64;
     auto at = [&] {
