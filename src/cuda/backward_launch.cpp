@@ -128,7 +128,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
     a.key_map = call.tile_map(tile.rows, tile.keys, true);
     if (p.deterministic) {
       a.row_map = call.tile_map(tile.rows, tile.keys, false);
-      a.key_map.long_lines = nullptr;  // key tiles take turns in their order
+      a.key_map.long_lines = nullptr;  // NOTE: key tiles take turns in their order
     }
   }
   const i64 sections = ceil_div(a.heads, a.section), words = 3 + 2 * sections;

@@ -154,7 +154,7 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   if (varies) map.stride_b = lines * heads;
   const i64 words = lines * heads * (varies ? p.B : 1) * map.words;
   const bool one_for_all = heads == 1 && !varies;
-  const bool lists = one_for_all && words <= kMostWordsOfLongLines;
+  const bool lists = one_for_all && lines <= kMostLinesToSearch && words <= kMostWordsToSearch;
   constexpr i64 kListBytes = 4 * (1 + kMostLongLines);
   map.data = static_cast<u64*>(allocate(words * 8 + (lists ? kListBytes : 0)));
   if (lists) map.long_lines = reinterpret_cast<i32*>(map.data + words);

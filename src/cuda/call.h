@@ -51,7 +51,8 @@ class Call {
   i32* counters(i32 count);
   /// The mask's bytes for a kernel parameter; builds its stored blocks when first asked.
   void* mask_parameters();
-  /// The classes of all tiles of rows x keys, by row tiles (or by key tiles): the source "stored".
+  /// The classes of all tiles of rows x keys, by row tiles (or by key tiles): the source "stored". If
+  /// all heads and sequences share them, with their long lines.
   TileMap tile_map(i32 rows, i32 keys, bool key_lines);
 
   /// A kernel of a text for this call's mask, which is written when it is not loaded yet. `all`: the

@@ -10,8 +10,9 @@
 namespace jali::cuda {
 
 constexpr i32 kMostLongLines = 8;
-/// Lines are looked for in maps of so many words: it is one block's work.
-constexpr i64 kMostWordsOfLongLines = 1 << 15;
+constexpr i32 kLeastOfLongLine = 32;  // active tiles
+/// Long lines are looked for in maps that one block reads in microseconds: of so many lines, and words.
+constexpr i64 kMostLinesToSearch = 1 << 12, kMostWordsToSearch = 1 << 15;
 
 /// Line n of (sequence b, head h) begins at word
 ///   (b * stride_b + (h / head_div) * stride_h + n) * words;
@@ -21,9 +22,9 @@ struct TileMap {
   i64 stride_b = 0, stride_h = 0;  // lines
   i32 head_div = 1;
   i32 words = 0;  // of a line, enough for the longest sequence
-  i32* long_lines =
-      nullptr;  // those that have far more active tiles than others (kMostLongLines at
-                // most): how many, then which, ascending; null: not looked for
+  // Lines with far more active tiles than others, kMostLongLines at most: how many, then which,
+  // ascending; null: not looked for.
+  i32* long_lines = nullptr;
 
   JALI_HD u64* line(const Frame& f, i32 n) const {
     return data + (f.b * stride_b + f.h / head_div * stride_h + n) * words;

@@ -308,16 +308,16 @@ struct BackwardRows {
     while (own < total || taken + 1 < total) {
       const i32 last = ptx::broadcast(wanted);
       // Looked at before one is taken: who holds one that is not wanted yet would keep others waiting.
-      if (taken < total && order.reach(taken + 1) >= last) {
+      if (taken < total && order.section_of(taken + 1) >= last) {
         taken = ptx::broadcast(ptx::glance(a.taken + 1)) - 1;
       }
-      if (taken + 1 < total && order.reach(taken + 1) <= last) {
+      if (taken + 1 < total && order.section_of(taken + 1) <= last) {
         taken = take(a.taken + 1);
         if (taken < total) prepare(row_tile(taken));
         continue;
       }
       if (own < total) {
-        const i32 at = order.reach(own);
+        const i32 at = order.section_of(own);
         if (at == known || __all_sync(0xffffffffu, complete(at))) {
           known = at;
           finish(row_tile(own));
@@ -346,7 +346,7 @@ struct BackwardRows {
     const cuda::WorkOrder order = a.row_order();
 #pragma unroll 1
     for (i32 n = take(a.taken + 2); n < order.total(); n = take(a.taken + 2)) {
-      while (!__all_sync(0xffffffffu, complete(order.reach(n)))) __nanosleep(200);
+      while (!__all_sync(0xffffffffu, complete(order.section_of(n)))) __nanosleep(200);
       finish(row_tile(n));
     }
   }

@@ -83,12 +83,10 @@ struct BackwardTiles {
     Note note[kStages];
     Item item[4];
     Head head;
-    volatile i32 wanted;    // the last section whose row tiles are to be prepared
-    volatile i32 next;      // the item after this one in the order of work
-    volatile i32 prepared;  // a section of which the loader knows that they are
+    volatile i32 wanted;  // the last section whose row tiles are to be prepared
     i32 first_units[1 + cuda::kMostLongLines];  // of the order of work
   };
-  static_assert(kNotes + sizeof(Notes) <= kSharedBytes);
+  static_assert(kNotes + sizeof(Notes) + 8 <= kSharedBytes);
 
   struct Shared {
     u32 base;
@@ -100,6 +98,10 @@ struct BackwardTiles {
     JALI_DEVICE u32 neg_lse(u32 stage) const { return base + kStats + stage * kStatBytes; }
     JALI_DEVICE u32 neg_delta(u32 stage) const { return neg_lse(stage) + kStages * kStatBytes; }
     JALI_DEVICE u32 note(u32 stage) const { return base + kNotes + stage * sizeof(Note); }
+    // For the loader alone: the item after this one in the order of work, and a section of which it
+    // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
+    JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
+    JALI_DEVICE u32 prepared() const { return next() + 4; }
     JALI_DEVICE u32 barrier(i32 n) const { return base + kBarriers + 8 * n; }
     JALI_DEVICE u32 k_full() const { return barrier(0); }
     JALI_DEVICE u32 v_full() const { return barrier(1); }
@@ -281,25 +283,27 @@ struct BackwardTiles {
       order.first = kLongFirst ? loader.notes->first_units : nullptr;  // PERF: a copy that is near
       return order;
     };
-    if (lane == 0) loader.notes->prepared = -1;
+    if (lane == 0) store_shared(loader.sm.prepared(), -1);
     __syncwarp();
 #pragma unroll 1
     while (n < order().total()) {
       loader.prepare(item_of(a, order().place(n)));
       if (lane == 0) {
-        loader.notes->next = -1;
+        store_shared(loader.sm.next(), -1);
         // PERF: what other blocks have begun, and as much again.
         loader.notes->wanted = order().reach(n + 2 * gridDim.x);
         const i32 section = loader.prepared(loader.items, false).section;
-        if (section != loader.notes->prepared) {
+        if (section != load_shared(loader.sm.prepared())) {
           wait_at_least(a.prepared + section, a.row_order().in_section(section));
-          loader.notes->prepared = section;
+          store_shared(loader.sm.prepared(), section);
         }
       }
       // PERF: while the last row tile waits for its place, and not earlier, or blocks would hold work
       // back from others, and work on different heads.
       auto take_next = [&] {
-        if (lane == 0 && loader.notes->next < 0) loader.notes->next = atomicAdd(a.taken, 1);
+        if (lane == 0 && load_shared(loader.sm.next()) < 0) {
+          store_shared(loader.sm.next(), atomicAdd(a.taken, 1));
+        }
       };
       bool first = true;
       // The row tiles of one query head.
@@ -327,9 +331,10 @@ struct BackwardTiles {
         } else {
           // Keys behind the end have to be hidden; rows there weigh nothing as they are.
           const bool partial = item.key + kKeys > f.num_keys;
-          const i32 tiles = ceil_div(f.num_rows, kRows);
 #pragma unroll 1
-          for (i32 t = 0; t < tiles; ++t) visit(t, partial, t == tiles - 1);
+          for (i32 t = 0; t * kRows < f.num_rows; ++t) {
+            visit(t, partial, (t + 1) * kRows >= f.num_rows);
+          }
         }
       };
 #pragma unroll 1
@@ -348,7 +353,7 @@ struct BackwardTiles {
       }
       take_next();
       __syncwarp();
-      n = broadcast(loader.notes->next);
+      n = broadcast(load_shared(loader.sm.next()));
     }
     if (lane == 0) {
       loader.notes->wanted = Rows::kAll;
@@ -490,6 +495,7 @@ struct BackwardTiles {
       if constexpr (kMapped && !kFinds) {
         QuadRun<kRows / 32> rows{at.row, kFar};
         visible.words[0] = mask.seen_by(at.f, at.key, rows);
+        // PERF: one key after the other, or what both need would spill.
         asm volatile("" : "+r"(rows.first) : "r"(visible.words[0]));
         visible.words[1] = mask.seen_by(at.f, at.key + 8, rows);
       } else if constexpr (kFinds) {

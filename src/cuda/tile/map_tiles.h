@@ -6,8 +6,8 @@
 
 namespace jali::cuda {
 
-/// Lists the lines that have more than four times as many active tiles as the mean: by the block that
-/// is done last (`done`: zero before and after).
+/// Lists the lines that have more than four times as many active tiles as the mean, and not a few: by
+/// the block that is done last (`done`: zero before and after).
 __device__ inline void list_long_lines(const TileMap& map, i32 lines, i32* done) {
   __shared__ i32 rank, total, count, found[kMostLongLines];
   __threadfence();
@@ -18,21 +18,21 @@ __device__ inline void list_long_lines(const TileMap& map, i32 lines, i32* done)
   }
   __syncthreads();
   if (rank != static_cast<i32>(gridDim.x) - 1) return;
-  auto for_each_line = [&](auto visit) {  // visit(line, active tiles), one lane
+  auto for_each_line = [&](auto visit) {  // visit(line, active tiles)
 #pragma unroll 1
-    for (i32 n = threadIdx.x / 32; n < lines; n += blockDim.x / 32) {
+    for (i32 n = threadIdx.x; n < lines; n += blockDim.x) {
       i32 active = 0;
-      for (i32 w = threadIdx.x % 32; w < map.words; w += 32) {
+#pragma unroll 4
+      for (i32 w = 0; w < map.words; ++w) {
         active += __popc(static_cast<u32>(__ldcg(map.data + i64{n} * map.words + w)));
       }
-      active = __reduce_add_sync(0xffffffffu, active);
-      if (threadIdx.x % 32 == 0) visit(n, active);
+      visit(n, active);
     }
     __syncthreads();
   };
   for_each_line([&](i32, i32 active) { atomicAdd(&total, active); });
   for_each_line([&](i32 n, i32 active) {
-    if (i64{active} * lines <= i64{4} * total) return;
+    if (active < kLeastOfLongLine || i64{active} * lines <= i64{4} * total) return;
     const i32 at = atomicAdd(&count, 1);
     if (at < kMostLongLines) found[at] = n;
   });
@@ -74,7 +74,10 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
     const Frame f = frame_of(s, b, h);
     const i32 length = kKeyLines ? f.num_keys : f.num_rows;
     const i32 across = kKeyLines ? f.num_rows : f.num_keys;
-    if (begin >= length || word * 32 * kAcross >= across) continue;  // nobody asks for it
+    if (begin >= length || word * 32 * kAcross >= across) {  // nobody asks for it
+      if (kUnsure ? threadIdx.x == 0 : lane == 0) map.line(f, n)[word] = 0;
+      continue;
+    }
     const i32 end = min_of(begin + kLine, length);
     const i32 at = (word * 32 + lane) * kAcross;
     Tile cls = Tile::kEmpty;

@@ -8,7 +8,7 @@ namespace jali::tile {
 /// Running state of a thread's two rows (e = 0, 1), equal in the four lanes that share a row; `sum`
 /// is each lane's own part.
 struct RowState {
-  float max[2];  // of the raw scores; -infinity while nothing was seen
+  float max[2];  // of the raw scores, or up to kSlack less; -infinity while nothing was seen
   float sum[2];
 };
 
@@ -17,10 +17,10 @@ struct RowState {
 constexpr float kSlack = 8;
 
 /// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
-/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kFirst: there is nothing
-/// earlier. kHides: a row may have seen nothing; it gets shift 0, so that no infinities are
-/// subtracted.
-template <i32 e, bool kFirst, bool kHides, i32 kScores>
+/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kFirst: there is
+/// nothing earlier. kHides: a row may have seen nothing; it gets shift 0, so that no infinities are
+/// subtracted. kLazy: the maximum may lag behind.
+template <i32 e, bool kFirst, bool kHides, bool kLazy, i32 kScores>
 JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& state,
                               float (&shift)[2], float (&rescale)[2]) {
   using namespace ptx;
@@ -38,7 +38,7 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& 
   if (!kFirst) top = maximum(top, state.max[e]);
   top = maximum(top, shuffle_xor(top, 1));
   top = maximum(top, shuffle_xor(top, 2));
-  const bool keeps = !kFirst && (top - state.max[e]) * scale <= kSlack;
+  const bool keeps = kLazy && !kFirst && (top - state.max[e]) * scale <= kSlack;
   if (keeps) top = state.max[e];
   shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
   rescale[e] = kFirst ? 0.0f : keeps ? 1.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));

@@ -21,7 +21,7 @@ struct QuadRun {
   JALI_DEVICE i32 last() const { return first + 32 * kGroups - 1; }
   JALI_DEVICE u32 between(i32 lo, i32 hi) const {
     const i32 begin = before(max_of(lo, first) - first);
-    const i32 end = before(max_of(min_of(hi, first + 127), first - 1) + 1 - first);
+    const i32 end = before(max_of(min_of(hi, last()), first - 1) + 1 - first);
     return ptx::bit_mask(begin, max_of(end - begin, 0));
   }
   /// The bits of those that fit. PERF: in a loop, or the code would not fit the instruction cache.

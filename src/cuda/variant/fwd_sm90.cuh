@@ -7,7 +7,7 @@
 //           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. out and
 //           lse by pointer and strides; rows of out start at multiples of 16 bytes.
 // Roles     warpgroup 0: warp 1 plans (persistent; takes row tiles from a counter, longest first within
-//           a section of heads, classifies 32 key tiles at a time or reads a tile map, and notes the
+//           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map, and notes the
 //           active ones); one thread of warp 0 loads what the notes say; warps 2 and 3 find out what
 //           consumers need to know of a mask: of a light one the numbers of each row, of a heavy one
 //           the cells of partial tiles. The other warpgroups: 64 rows each; S of the next key tile is
@@ -166,7 +166,7 @@ struct Forward {
                        kVBytes = kKeys / kVSplit * kPartsV * kRowBytes;
   static constexpr i32 kQ = 0, kK = kQ + kSlots * kQBytes, kV = kK + kStages * kKBytes;
   static constexpr bool kMasked = kMask != MaskKind::kNone, kHeavy = kMask == MaskKind::kHeavy;
-  static constexpr bool kLight = kMasked && !kHeavy;
+  static constexpr bool kByRows = kMasked && !kHeavy;
   static constexpr i32 kFinders = 2, kGroups = kKeys / 32;  // warps; words of a row of cells
   static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kShape.row_bytes;
   // NOTE: while the planner writes a row tile, consumers are at most 9 notes behind, and read the row
@@ -179,10 +179,11 @@ struct Forward {
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
   static_assert(kCellSlots <= 4 && kMasked == (kCellSlots > 0));
-  static_assert(!kLight || sizeof(typename M::Row) <= kLightRowBytes);
+  static_assert(!kByRows || sizeof(typename M::Row) <= kLightRowBytes);
   static_assert(kTiles + kTileSlots * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
+  static constexpr bool kLazy = !kOptions.adjusts();  // PERF: beside options it would spill
 
   // What the planner notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
@@ -605,7 +606,7 @@ struct Forward {
         hidden += partial;
       } else {
         const tile::QuadRun<kGroups> keys{key_of(0), load_shared(sm.num_keys(opened - 1))};
-        if constexpr (kLight) {
+        if constexpr (kByRows) {
           const u32 slot = (opened - 1) % kCellSlots;
           barrier_wait(sm.cells_full(slot), (opened - 1) / kCellSlots & 1);
           bits.template look_up<kLightRowBytes>(mask, sm.cells(slot) + row() * kLightRowBytes,
@@ -690,9 +691,9 @@ struct Forward {
     /// exponentials of the first row with the maxima of the second, which other units compute.
     template <bool kOpens, bool kHides>
     JALI_DEVICE void begin_weights(float (&total)[4]) {
-      tile::take_maximum<0, kOpens, kHides>(s, scale(), state, shift, rescale);
+      tile::take_maximum<0, kOpens, kHides, kLazy>(s, scale(), state, shift, rescale);
       tile::exponentials<0, 0, kEarly>(s, scale(), shift, total);
-      tile::take_maximum<1, kOpens, kHides>(s, scale(), state, shift, rescale);
+      tile::take_maximum<1, kOpens, kHides, kLazy>(s, scale(), state, shift, rescale);
     }
     /// S to P. Leaves O to be rescaled.
     template <bool kOpens>
@@ -709,7 +710,7 @@ struct Forward {
     }
     JALI_DEVICE void close_row_tile(i32 n, const tile::RowState& end) {
       store(RowTile::load(sm.tile(n)), end);
-      if constexpr (kLight) barrier_arrive_if(sm.cells_empty(n % kCellSlots), lane == 0);
+      if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(n % kCellSlots), lane == 0);
       clear_output();
     }
 
@@ -773,7 +774,7 @@ struct Forward {
       end_weights<kOpens>(total);
       if (kOpens) {
         if (!kTight) close_row_tile(opened - 2, before);
-      } else if (__any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
+      } else if (!kLazy || __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
 #pragma unroll
         for (i32 n = 0; n < kDv / 8; ++n) {
           o[4 * n] *= rescale[0];

@@ -108,15 +108,19 @@ struct Neighborhood {
   JALI_HD bool dilated() const {
     return dilation[0].value > 1 || dilation[1].value > 1 || dilation[2].value > 1;
   }
-  /// Those points of a run that lie in a box of the grid: line by line.
-  template <class Points>
-  JALI_HD auto in_box(const i32 (&lo)[kDims], const u32 (&size)[kDims], Points points) const {
-    auto bits = points.between(0, -1);
-    i32 line = points.first / shape[2].value;
+  /// Without dilation: line by line of the grid.
+  template <class Keys>
+  JALI_HD auto among(const Row& r, Keys keys) const {
+    if (dilated()) return keys.each([&](i32 j) { return visible(r, col({}, j)); });
+    auto bits = keys.between(0, -1);
+    if (r.group < 0) return bits;
+    i32 line = keys.first / shape[2].value;
     i32 first = line * shape[2].value, x0 = line / shape[1].value, x1 = line % shape[1].value;
-    for (; first <= points.last(); first += shape[2].value) {
-      if ((static_cast<u32>(x0 - lo[0]) <= size[0]) & (static_cast<u32>(x1 - lo[1]) <= size[1])) {
-        bits |= points.between(first + lo[2], first + lo[2] + static_cast<i32>(size[2]));
+    for (; first <= keys.last(); first += shape[2].value) {
+      if ((static_cast<u32>(x0 - r.lo[0]) <= r.size[0]) &
+          (static_cast<u32>(x1 - r.lo[1]) <= r.size[1])) {
+        const i32 begin = first + r.lo[2];
+        bits |= keys.between(begin, begin + static_cast<i32>(r.size[2]));
       }
       if (++x1 == shape[1].value) {
         x1 = 0;
@@ -124,31 +128,6 @@ struct Neighborhood {
       }
     }
     return bits;
-  }
-  template <class Keys>
-  JALI_HD auto among(const Row& r, Keys keys) const {
-    if (dilated()) return keys.each([&](i32 j) { return visible(r, col({}, j)); });
-    return r.group < 0 ? keys.between(0, -1) : in_box(r.lo, r.size, keys);
-  }
-  /// Without dilation the rows that see a key are a box, too: in each dim they end where the window
-  /// has left it behind, but at an edge it does not move.
-  template <class Rows>
-  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
-    if (dilated()) {
-      const Col c = col(f, j);
-      return rows.each([&](i32 i) { return visible(row(f, i), c); });
-    }
-    if (j >= num_points()) return rows.between(0, -1);
-    i32 lo[kDims];
-    u32 size[kDims];
-    for (i32 d = 0; d < kDims; ++d) {
-      const i32 x = coordinate(j, d), n = shape[d].value, wide = kernel[d].value;
-      const bool edges = !causal[d].value;
-      lo[d] = edges && x < wide ? 0 : x - after(d);
-      const i32 hi = edges && x >= n - wide ? n - 1 : min_of(x + before(d), n - 1);
-      size[d] = static_cast<u32>(hi - lo[d]);
-    }
-    return in_box(lo, size, rows);
   }
   JALI_HD u64 word(Row r, i32 j, i32 n) const { return among(r, Run{j, n}); }
 
