@@ -21,11 +21,10 @@ __device__ inline void list_long_lines(const TileMap& map, i32 lines, i32* done)
   auto for_each_line = [&](auto visit) {  // visit(line, active tiles)
 #pragma unroll 1
     for (i32 n = threadIdx.x; n < lines; n += blockDim.x) {
+      const u64* const words = map.data + i64{n} * map.words;
       i32 active = 0;
-#pragma unroll 4
-      for (i32 w = 0; w < map.words; ++w) {
-        active += __popc(static_cast<u32>(__ldcg(map.data + i64{n} * map.words + w)));
-      }
+#pragma unroll 8
+      for (i32 w = 0; w < map.words; ++w) active += __popc(static_cast<u32>(__ldcg(words + w)));
       visit(n, active);
     }
     __syncthreads();
@@ -62,11 +61,12 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
   const i32 batches = map.stride_b ? s.B : 1;
   const i64 units = i64{lines} * map.words * num_heads * batches;
   for (i64 unit = first; unit < units; unit += step) {
-    const i32 word = static_cast<i32>(unit % map.words);
-    const i64 rest = unit / map.words;
-    const i32 n = static_cast<i32>(rest % lines);
-    const i32 h = static_cast<i32>(rest / lines % num_heads) * map.head_div;
-    i32 b = static_cast<i32>(rest / lines / num_heads), begin = n * kLine;
+    // 2^32 words would be 32 GB.
+    const u32 word_of_all = static_cast<u32>(unit), words = map.words, rest = word_of_all / words;
+    const i32 word = static_cast<i32>(word_of_all % words), n = static_cast<i32>(rest % lines);
+    const u32 head = rest / lines;
+    const i32 h = static_cast<i32>(head % num_heads) * map.head_div;
+    i32 b = static_cast<i32>(head / num_heads), begin = n * kLine;
     if (cu) {
       b = sequence_of(cu, s.B, n, kLine);
       begin = (n - first_slot(cu[b], b, kLine)) * kLine;
@@ -74,14 +74,10 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
     const Frame f = frame_of(s, b, h);
     const i32 length = kKeyLines ? f.num_keys : f.num_rows;
     const i32 across = kKeyLines ? f.num_rows : f.num_keys;
-    if (begin >= length || word * 32 * kAcross >= across) {  // nobody asks for it
-      if (kUnsure ? threadIdx.x == 0 : lane == 0) map.line(f, n)[word] = 0;
-      continue;
-    }
     const i32 end = min_of(begin + kLine, length);
     const i32 at = (word * 32 + lane) * kAcross;
     Tile cls = Tile::kEmpty;
-    if (at < across) {
+    if (begin < length && at < across) {
       const i32 to = min_of(at + kAcross, across);
       const i32 i0 = kKeyLines ? at : begin, i1 = kKeyLines ? to : end;
       const i32 j0 = kKeyLines ? begin : at, j1 = kKeyLines ? end : to;
