@@ -175,21 +175,21 @@ void check_leaf(const Leaf& leaf, const Assembler& a) {
       }
     }
     const int i = in(i0, i1 - 1), j = in(j0, j1 - 1);
-    if constexpr (IsLight<Leaf>) {
-      const Run some{j0, std::min(j1 - j0, 64)};
-      const u64 seen = leaf.among(leaf.row(f, i), some);
-      for (int x = 0; x < some.n; ++x) {
-        const u64 cell = evaluate(a, f.b, f.h, i + offset, j0 + x);
-        if (!CHECK_EQ(seen >> x & 1, cell)) return;
+    auto check_bits = [](u64 seen, int n, auto cell) {
+      for (int x = 0; x < n; ++x) {
+        if (!CHECK_EQ(seen >> x & 1, u64{cell(x)})) return false;
       }
+      return true;
+    };
+    if constexpr (IsLight<Leaf>) {
+      const Run keys{j0, std::min(j1 - j0, 64)};
+      auto cell = [&](int x) { return evaluate(a, f.b, f.h, i + offset, j0 + x); };
+      if (!check_bits(leaf.among(leaf.row(f, i), keys), keys.n, cell)) return;
     }
     if constexpr (IsLightByKey<Leaf>) {
-      const Run some{i0, std::min(i1 - i0, 64)};
-      const u64 seen = leaf.seen_by(f, j, some);
-      for (int x = 0; x < some.n; ++x) {
-        const u64 cell = evaluate(a, f.b, f.h, i0 + x + offset, j);
-        if (!CHECK_EQ(seen >> x & 1, cell)) return;
-      }
+      const Run rows{i0, std::min(i1 - i0, 64)};
+      auto cell = [&](int x) { return evaluate(a, f.b, f.h, i0 + x + offset, j); };
+      if (!check_bits(leaf.seen_by(f, j, rows), rows.n, cell)) return;
     }
     typename Leaf::RowBlock rows = leaf.rows(f, i, i1);
     if (i > i0) rows = Leaf::merge(leaf.rows(f, i0, i), rows);

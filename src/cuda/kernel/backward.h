@@ -5,7 +5,8 @@
 // (variant/bwd_*.cuh). Beside that a warp of it prepares row tiles (a statistic of every row, a clear
 // sum) and rounds the sums that are complete to dq (tile/backward_rows.h). Work goes by sections of KV
 // heads: the row tiles of a section are prepared before its first key tile is begun, and rounded
-// when its last one is done; long key tiles of all sections come first. Scratch, all fp32, `row_tiles · Hq` tiles, none of it cleared by the host:
+// when its last one is done; long key tiles of all sections come first. Scratch, all fp32,
+// `row_tiles · Hq` tiles, none of it cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
 // The gradients of what was added to scores are sums of the scores' gradients. For a bias over keys
 // the kernel sums the rows that see its key tile; for one over rows and keys it writes or adds cells;

@@ -101,7 +101,7 @@ struct BackwardTiles {
     // For the loader alone: the item after this one in the order of work, and a section of which it
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
-    JALI_DEVICE u32 prepared() const { return next() + 4; }
+    JALI_DEVICE u32 ready_section() const { return next() + 4; }
     JALI_DEVICE u32 barrier(i32 n) const { return base + kBarriers + 8 * n; }
     JALI_DEVICE u32 k_full() const { return barrier(0); }
     JALI_DEVICE u32 v_full() const { return barrier(1); }
@@ -274,16 +274,16 @@ struct BackwardTiles {
     i32 n = 0;
     if (lane == 0) n = atomicAdd(a.taken, 1);
     n = broadcast(n);
-    constexpr bool kLongFirst = kMapped && !kOrdered;
+    constexpr bool kLongFirst = kMapped && !kOrdered;  // kOrdered: the host gives none
     if (kLongFirst && lane <= cuda::kMostLongLines) {
       loader.notes->first_units[lane] = a.key_map.long_lines ? a.key_map.long_lines[lane] : 0;
     }
     auto order = [&] {
-      cuda::WorkOrder order = a.key_order();
-      order.first = kLongFirst ? loader.notes->first_units : nullptr;  // PERF: a copy that is near
-      return order;
+      cuda::WorkOrder of = a.key_order();
+      of.first = kLongFirst ? loader.notes->first_units : nullptr;  // PERF: a copy that is near
+      return of;
     };
-    if (lane == 0) store_shared(loader.sm.prepared(), -1);
+    if (lane == 0) store_shared(loader.sm.ready_section(), -1);
     __syncwarp();
 #pragma unroll 1
     while (n < order().total()) {
@@ -293,9 +293,9 @@ struct BackwardTiles {
         // PERF: what other blocks have begun, and as much again.
         loader.notes->wanted = order().reach(n + 2 * gridDim.x);
         const i32 section = loader.prepared(loader.items, false).section;
-        if (section != load_shared(loader.sm.prepared())) {
+        if (section != load_shared(loader.sm.ready_section())) {
           wait_at_least(a.prepared + section, a.row_order().in_section(section));
-          store_shared(loader.sm.prepared(), section);
+          store_shared(loader.sm.ready_section(), section);
         }
       }
       // PERF: while the last row tile waits for its place, and not earlier, or blocks would hold work

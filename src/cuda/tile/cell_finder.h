@@ -22,33 +22,45 @@ struct TileAt {
   i32 row, key;
 };
 
+/// A or B, types.
+template <bool kFirst, class A, class B>
+struct Choice {
+  using Type = A;
+};
+template <class A, class B>
+struct Choice<false, A, B> {
+  using Type = B;
+};
 /// A leaf's lines and what lies across them: rows and keys, or the other way round. n counts from t on.
 template <class L, bool kKeyLines>
 struct Sides {
-  using Line = typename L::Row;
-  using Across = typename L::Col;
+  template <bool kKey>
+  using Side = typename Choice<kKey, typename L::Col, typename L::Row>::Type;
+  using Line = Side<kKeyLines>;
+  using Across = Side<!kKeyLines>;
+
   JALI_DEVICE static Line line(const L& leaf, const TileAt& t, i32 n) {
-    return leaf.row(t.f, t.row + n);
+    return look_up<kKeyLines>(leaf, t, n);
   }
   JALI_DEVICE static Across across(const L& leaf, const TileAt& t, i32 n) {
-    return leaf.col(t.f, t.key + n);
+    return look_up<!kKeyLines>(leaf, t, n);
   }
   JALI_DEVICE static bool visible(const L& leaf, const Line& line, const Across& across) {
-    return leaf.visible(line, across);
+    if constexpr (kKeyLines) {
+      return leaf.visible(across, line);
+    } else {
+      return leaf.visible(line, across);
+    }
   }
-};
-template <class L>
-struct Sides<L, true> {
-  using Line = typename L::Col;
-  using Across = typename L::Row;
-  JALI_DEVICE static Line line(const L& leaf, const TileAt& t, i32 n) {
-    return leaf.col(t.f, t.key + n);
-  }
-  JALI_DEVICE static Across across(const L& leaf, const TileAt& t, i32 n) {
-    return leaf.row(t.f, t.row + n);
-  }
-  JALI_DEVICE static bool visible(const L& leaf, const Line& line, const Across& across) {
-    return leaf.visible(across, line);
+
+ private:
+  template <bool kKey>
+  JALI_DEVICE static Side<kKey> look_up(const L& leaf, const TileAt& t, i32 n) {
+    if constexpr (kKey) {
+      return leaf.col(t.f, t.key + n);
+    } else {
+      return leaf.row(t.f, t.row + n);
+    }
   }
 };
 
@@ -192,15 +204,20 @@ constexpr bool is_unsure<Not<A>> = is_unsure<A>;
 /// share the runs.
 template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class L, class At>
 JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords>& found) {
-  if constexpr (HasWord<L> && IsLightByKey<L> && kKeyLines) {
+  if constexpr (HasWord<L> && (!kKeyLines || IsLightByKey<L>)) {
     const TileAt t = at();
 #pragma unroll
     for (i32 n = 0; n < kLines; ++n) {
-      const u64 word = leaf.seen_by(t.f, t.key + 32 * n + lane, Run{t.row, 32 * kWords});
+      u64 word;
+      if constexpr (kKeyLines) {
+        word = leaf.seen_by(t.f, t.key + 32 * n + lane, Run{t.row, 32 * kWords});
+      } else {
+        word = leaf.word(leaf.row(t.f, t.row + 32 * n + lane), t.key, 32 * kWords);
+      }
 #pragma unroll
       for (i32 w = 0; w < kWords; ++w) found.words[n][w] = static_cast<u32>(word >> 32 * w);
     }
-  } else if constexpr (HasWord<L> && kKeyLines) {
+  } else if constexpr (HasWord<L>) {
     // As many rows together as few registers allow.
     constexpr i32 kTogether = sizeof(typename L::Row) <= 16 ? kWords : 1;
 #pragma unroll 1
@@ -219,14 +236,6 @@ JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords
       }
     }
     transpose(found, lane);
-  } else if constexpr (HasWord<L>) {
-    const TileAt t = at();
-#pragma unroll
-    for (i32 n = 0; n < kLines; ++n) {
-      const u64 word = leaf.word(leaf.row(t.f, t.row + 32 * n + lane), t.key, 32 * kWords);
-#pragma unroll
-      for (i32 w = 0; w < kWords; ++w) found.words[n][w] = static_cast<u32>(word >> 32 * w);
-    }
   } else {
     using S = Sides<L, kKeyLines>;
     typename S::Line lines[kLines];

@@ -7,12 +7,12 @@
 //           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. out and
 //           lse by pointer and strides; rows of out start at multiples of 16 bytes.
 // Roles     warpgroup 0: warp 1 plans (persistent; takes row tiles from a counter, longest first within
-//           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map, and notes the
-//           active ones); one thread of warp 0 loads what the notes say; warps 2 and 3 find out what
-//           consumers need to know of a mask: of a light one the numbers of each row, of a heavy one
-//           the cells of partial tiles. The other warpgroups: 64 rows each; S of the next key tile is
-//           in flight with O += P V of the last one, across row tiles too. Three take turns at the
-//           tensor cores.
+//           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map,
+//           and notes the active ones); one thread of warp 0 loads what the notes say; warps 2 and 3
+//           find out what consumers need to know of a mask: of a light one the numbers of each row, of
+//           a heavy one the cells of partial tiles. The other warpgroups: 64 rows each; S of the next
+//           key tile is in flight with O += P V of the last one, across row tiles too. Three take turns
+//           at the tensor cores.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; notes of key
 //           tiles, and the row tiles they belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader; q_empty, k_empty, v_empty: one

@@ -7,8 +7,9 @@ namespace {
 
 class Generator {
  public:
+  /// Of a canonical program.
   Generator(const Program& program, const std::string& name, bool wide)
-      : program_(canonical(program)),
+      : program_(program),
         name_(name),
         wide_(wide),
         measured_(measured_steps(program_, program_.steps.size())) {
@@ -392,7 +393,7 @@ Program canonical(const Program& program) {
 }
 
 std::string generate(const Program& program, const std::string& name, bool wide) {
-  return Generator(program, name, wide).text();
+  return Generator(canonical(program), name, wide).text();
 }
 
 i32 light_row_bytes(const Program& program, bool wide) {

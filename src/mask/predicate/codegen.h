@@ -18,10 +18,11 @@ namespace jali::predicate {
 /// Members stand in the order of the literals and tables of canonical(program).
 std::string generate(const Program& program, const std::string& name, bool wide);
 
-/// Bounds sizeof Row of that struct where it has among() (mask/leaf.h); 0: it has none.
-i32 light_row_bytes(const Program& program, bool wide);
-
 /// The program that is printed: equal steps once, unneeded ones dropped, whatever the literals are.
 Program canonical(const Program& program);
+
+/// Bounds sizeof Row of the struct of a canonical program where it has among() (mask/leaf.h); 0: it has
+/// none.
+i32 light_row_bytes(const Program& program, bool wide);
 
 }  // namespace jali::predicate

@@ -329,7 +329,7 @@ void PredicateNode::lay_out_for_device() {
   bytes_.resize(ceil_div<std::size_t>(bytes.size(), 8));
   std::memcpy(bytes_.data(), bytes.data(), bytes.size());
   device_block_bytes_ = static_cast<int>(sizeof(Range) + printed.steps.size() * sizeof(Interval));
-  device_light_row_bytes_ = light_row_bytes(structure_, code_.wide);
+  device_light_row_bytes_ = light_row_bytes(printed, code_.wide);
 }
 
 void PredicateNode::lay_out() {
