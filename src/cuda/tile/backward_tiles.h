@@ -69,7 +69,7 @@ struct BackwardTiles {
     i32 row, h;         // its first row, its query head
     i32 turn;           // kOrdered: key tiles that add to its dq before this one
   };
-  struct Item {  // a key tile
+  struct alignas(8) Item {  // a key tile
     Frame f;
     i32 key, h_kv;
     i32 section;  // of the work
@@ -379,8 +379,17 @@ struct BackwardTiles {
       if (flags & kFirst) ++items;
       if (flags & kPartial) {
         auto tile = [&] {
-          const volatile Item& item = notes->item[(items - 1) % 4];
-          TileAt at{copy(item).f, 0, item.key};
+          // PERF: in pairs of fields, since each load takes its turn beside the tensor cores.
+          const u32 from = shared_address(&notes->item[(items - 1) % 4]);
+          Words<Item> item;
+#pragma unroll
+          for (i32 n = 0; n < 8; n += 2) {
+            u32 pair[2];
+            load_array(from + 4 * n, pair);
+            item.words[n] = pair[0];
+            item.words[n + 1] = pair[1];
+          }
+          TileAt at{item.value.f, 0, item.value.key};
           load_shared(sm.note(stage), flags, number, at.row, at.f.h);
           return at;
         };
