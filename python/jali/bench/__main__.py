@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 PARTS = ("speed", "dtypes", "overhead", "memory", "plan", "flex")
-GPU_PARTS = ("dense", "masks", "flex", "memory", "pictures")
+GPU_PARTS = (
+    "dense", "masks", "flex", "options", "plan", "overhead", "first_call", "memory", "pictures"
+)  # fmt: skip
 
 
 def main() -> int:
@@ -38,7 +40,7 @@ def main() -> int:
 
 def run_gpu(args: argparse.Namespace) -> None:
     """The parts that were asked for, on the current GPU."""
-    from . import gpu
+    from . import gpu, gpu_costs
     from .report import Report, machine
 
     begin = time.perf_counter()
@@ -49,6 +51,10 @@ def run_gpu(args: argparse.Namespace) -> None:
         "dense": lambda: gpu.dense(report, rounds),
         "masks": lambda: gpu.sparse(report, rounds),
         "flex": lambda: gpu.flex(report, rounds),
+        "options": lambda: gpu_costs.options(report, rounds),
+        "plan": lambda: gpu_costs.plan(report),
+        "overhead": lambda: gpu_costs.overhead(report, rounds),
+        "first_call": lambda: gpu_costs.first_call(report),
         "memory": lambda: gpu.memory(report),
         "pictures": lambda: gpu.pictures(report, rounds, args.out),
     }

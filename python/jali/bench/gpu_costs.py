@@ -1,0 +1,215 @@
+"""What attention on a GPU costs besides the products: options, plans, the host, compilation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.nn.attention import SDPBackend
+from torch.profiler import ProfilerActivity, profile
+
+import jali
+
+from . import timing
+from .gpu import Problem, backward_call, documents, forward_call, interleaved, sdpa
+from .report import Report, Result
+from .timing import by_wall_clock
+
+#: What a dense bias or its gradient may cost is its memory's traffic, at this speed.
+BYTES_PER_SECOND = 4.0e12
+
+
+def with_options(problem: Problem) -> list[tuple[str, dict[str, Any], float, float]]:
+    """name, keywords, bytes that a forward and a backward read and write for it."""
+    heads, length = problem.Hq, problem.L
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    bias = made(1, heads, length, length)
+    trained = bias.clone().requires_grad_()
+    return [
+        ("softcap 30", {"softcap": 30.0}, 0, 0),
+        ("key_bias", {"key_bias": made(1, heads, length)}, 0, 0),
+        ("key_bias, its gradient", {"key_bias": made(1, heads, length).requires_grad_()}, 0, 0),
+        ("ALiBi", {"alibi_slopes": torch.rand(heads, device="cuda")}, 0, 0),
+        ("sinks", {"sinks": made(heads)}, 0, 0),
+        ("dropout 0.1", {"dropout_p": 0.1, "seed": 1}, 0, 0),
+        ("lse", {"return_lse": True}, 0, 0),
+        ("deterministic", {"deterministic": True}, 0, 0),
+        ("bias per row and key", {"bias": bias}, bias.nbytes, bias.nbytes),
+        ("the same, its gradient", {"bias": trained}, bias.nbytes, 2 * bias.nbytes),
+    ]
+
+
+def options(report: Report, rounds: int) -> None:
+    """Time of dense attention with an option against the same without."""
+    problem = Problem(1, 16, 16, 8192, 128, 128)
+    print(f"\nOptions, d128 H16 8K, bf16: time against attention without; {rounds} rounds")
+    for name, keywords, *traffic in with_options(problem):
+        line = f"  {name:26}"
+        for backward in (False, True):
+            tensors = problem.tensors(backward)
+            differentiated = [x for x in keywords.values() if isinstance(x, Tensor)]
+            extra = [x for x in differentiated if x.requires_grad] if backward else []
+
+            def attention(*qkv: Tensor, given: dict[str, Any] = keywords) -> Any:
+                out = jali.attention(*qkv, **given)
+                return out[0] if isinstance(out, tuple) else out
+
+            make = backward_call if backward else forward_call
+            own = make(attention, tensors)
+            if extra:
+                own = gradients(attention(*tensors[:3]), [*tensors[:3], *extra], tensors[3])
+            with torch.set_grad_enabled(backward):
+                plain = make(jali.attention, tensors)
+                seconds = interleaved({"own": own, "plain": plain}, rounds, 12)
+            free = traffic[backward] / BYTES_PER_SECOND
+            value = (seconds["own"] - free) / seconds["plain"]
+            section = "options, backward" if backward else "options, forward"
+            result = report.add(
+                Result(section, name, value, "x dense", 1.10, at_most=True, detail=seconds)
+            )
+            line += f"{section[9:]:>10} {seconds['own'] / seconds['plain']:6.3f}"
+            line += f" {result.mark()}" + (f" ({value:.3f} less its traffic)" if free else "")
+        print(line, flush=True)
+
+
+def gradients(out: Tensor, inputs: list[Tensor], grad: Tensor) -> Callable[[], object]:
+    return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+
+
+def kernel_times(call: Callable[[], object]) -> dict[str, float]:
+    """Seconds of each kernel of a call, the fastest of four calls."""
+    call()
+    torch.cuda.synchronize()
+    times: dict[str, list[float]] = {}
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(4):
+            call()
+        torch.cuda.synchronize()
+    for event in found.events():
+        if event.device_type == DeviceType.CUDA:
+            times.setdefault(event.name, []).append(event.device_time / 1e6)
+    return {name: sum(sorted(t)[: max(1, len(t) // 4)]) for name, t in times.items()}
+
+
+def plan(report: Report) -> None:
+    """Time on the device before attention begins: blocks of tables, the map of tiles."""
+    causal = jali.CausalMask()
+    print("\nPlans on the device, H1 d64: us before the attention kernel")
+    for length in (1 << 15, 1 << 20):
+        inline, stored = (10e-6, 100e-6) if length == 1 << 15 else (100e-6, 5e-3)
+        docs = jali.DocumentMask(documents(length, max(12, length // 16384)))
+        for name, mask, goal in (
+            ("causal window", causal & jali.WindowMask.last(1024), inline),
+            ("causal window or prefix", causal & (jali.WindowMask.last(1024) | jali.PrefixMask(64)),
+             inline),
+            ("causal documents", causal & docs, stored),
+        ):  # fmt: skip
+            problem = Problem(1, 1, 1, length, 64, 64)
+            tensors = problem.tensors(True)
+            mask = mask.to("cuda")
+            line = f"  {name:26}{length:>9,}"
+            for backward in (False, True):
+                make = backward_call if backward else forward_call
+                times = kernel_times(make(lambda *x, m=mask: jali.attention(*x, m), tensors))
+                before = sum(t for n, t in times.items() if "map" in n or "summar" in n)
+                section = "plan, backward" if backward else "plan, forward"
+                result = report.add(Result(section, f"{name} {length}", before * 1e6, "us",
+                                           goal * 1e6, at_most=True, detail=times))  # fmt: skip
+                line += f"{section[6:]:>10} {before * 1e6:7.1f} {result.mark()}"
+            print(line, flush=True)
+
+
+def by_host_clock(call: Callable[[], object], calls: int) -> float:
+    """Seconds until so many calls are launched on an idle device."""
+    torch.cuda.synchronize()
+    return by_wall_clock(call, calls)
+
+
+def overhead(report: Report, rounds: int) -> None:
+    """Host time of a call whose kernels are short."""
+    print("\nHost time of a call, B1 H1 L128 d64: us; torch is SDPA's flash backend")
+    problem = Problem(1, 1, 1, 128, 64, 64)
+    causal = jali.CausalMask()
+    docs = jali.DocumentMask(documents(128)).to("cuda")
+    empty = torch.empty(1, device="cuda")
+    for name, mask in (("dense", None), ("causal", causal), ("causal documents", causal & docs)):
+        for backward in (False, True):
+            tensors = problem.tensors(backward)
+            make = backward_call if backward else forward_call
+            rivals = {
+                "jali": make(lambda *x, m=mask: jali.attention(*x, m), tensors),
+                "torch": make(sdpa(SDPBackend.FLASH_ATTENTION, mask is not None), tensors),
+                "launch": lambda: empty.zero_(),
+            }
+            with torch.set_grad_enabled(backward):
+                # Few calls in a turn: the device's queue must never make the host wait.
+                seconds = timing.interleaved(
+                    rivals, max(rounds, 21), calls=100, warmups=3, seconds=by_host_clock
+                )
+            own = (seconds["jali"] - seconds["launch"]) * 1e6
+            section = "overhead, backward" if backward else "overhead, forward"
+            result = report.add(
+                Result(section, name, own, "us", 40.0 if backward else 25.0, at_most=True,
+                       detail=seconds)
+            )  # fmt: skip
+            shown = "  ".join(f"{n} {s * 1e6:.1f}" for n, s in seconds.items())
+            print(f"  {name:20}{section[10:]:9}{own:7.1f} beyond a launch {result.mark()}"
+                  f"   ({shown})", flush=True)  # fmt: skip
+
+
+FIRST_CALL = """
+import json, sys, time, torch, jali
+q, k, v = (torch.randn(1, 1, 512, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+           for _ in range(3))
+jali.attention(q, k, v).sum().backward()  # the driver, the compiler, their libraries
+ids = (torch.arange(512) // 100).int()[None]
+mask = jali.CausalMask() & jali.DocumentMask(ids) | jali.WindowMask(3, 5)
+if sys.argv[1] == "light":
+    mask = jali.CausalMask() & jali.WindowMask.last(100)
+if sys.argv[1] == "predicate":
+    mask = jali.PredicateMask(lambda b, h, q, k: (q // 16 == k // 16) | (k < 7))
+mask = mask.to("cuda")
+torch.cuda.synchronize()
+times = []
+for step in ("forward", "both"):
+    begin = time.perf_counter()
+    out = jali.attention(q, k, v, mask)
+    if step == "both":
+        out.sum().backward()
+    torch.cuda.synchronize()
+    times.append(time.perf_counter() - begin)
+print(json.dumps(times))
+"""
+
+
+def first_call(report: Report) -> None:
+    """Seconds until the first result of a new mask structure, and of one in the cache."""
+    print("\nFirst call of a mask structure in a process, d128; ms")
+    for name in ("light", "stored", "predicate"):
+        with tempfile.TemporaryDirectory() as folder:
+            env = {**os.environ, "JALI_CACHE": folder}
+            for cached in (False, True):
+                command = [sys.executable, "-c", FIRST_CALL, name]
+                done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+                forward, backward = json.loads(done.stdout.splitlines()[-1])
+                case = f"{name}, {'cached' if cached else 'new'}"
+                line = f"  {case:22}"
+                for step, taken, goal in (
+                    ("forward", forward, 0.05 if cached else 1.5),
+                    ("forward + backward", forward + backward, 0.1 if cached else 2.5),
+                ):
+                    result = report.add(Result(f"first call, {step}", case, taken * 1e3, "ms",
+                                               goal * 1e3, at_most=True))  # fmt: skip
+                    line += f"{step:>20} {taken * 1e3:7.1f} {result.mark()}"
+                print(line, flush=True)
