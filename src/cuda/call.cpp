@@ -127,11 +127,11 @@ KernelText map_text(i32 rows, i32 keys, bool key_lines) {
             return R"(
 #include "cuda/tile/map_tiles.h"
 namespace jali::cuda {
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     map(const __grid_constant__ M mask, const __grid_constant__ Sequences s,
-        const __grid_constant__ TileMap map, i32 lines, i32 num_heads, i32* done) {
+        const __grid_constant__ TileMap map, i32 lines, i32 num_heads, i32 together, i32* done) {
   map_tiles<)" + instance +
-                   R"(>(mask, s, map, lines, num_heads, done);
+                   R"(>(mask, s, map, lines, num_heads, together, done);
 }
 }  // namespace jali::cuda
 )";
@@ -152,7 +152,7 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   if (heads > 1) map.stride_h = lines;
   const bool varies = !p.varlen && p.B > 1 && mask.varies_by_batch();
   if (varies) map.stride_b = lines * heads;
-  const i64 words = lines * heads * (varies ? p.B : 1) * map.words;
+  const i64 all_lines = lines * heads * (varies ? p.B : 1), words = all_lines * map.words;
   const bool one_for_all = heads == 1 && !varies;
   const bool lists = one_for_all && lines <= kMostLinesToSearch && words <= kMostWordsToSearch;
   constexpr i64 kListBytes = 4 * (1 + kMostLongLines);
@@ -161,13 +161,17 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   i32* const done = lists ? counters(1) : nullptr;
   void* const parameters = mask_parameters();
   const Kernel& build = kernel(map_text(rows, keys, key_lines), "map", 0);
-  // A block a word where it asks cells, else a warp.
+  // A unit (map_tiles.h) is a block's where cells are asked, else a warp's; as few words as keep the GPU
+  // busy.
   bool unsure = false;
   for (const auto& leaf : mask.leaves()) unsure |= leaf->device_unsure();
-  const i64 wanted = unsure ? words : ceil_div<i64>(words, kThreads / 32);
-  const i64 blocks = clamp_to<i64>(wanted, 1, 16 * device().num_sms);
+  const i64 units_of_block = unsure ? 1 : kThreads / 32, most = 16 * device().num_sms;
+  const i32 together = static_cast<i32>(clamp_to<i64>(words / (most * units_of_block), 1, 32));
+  const i64 units = all_lines * ceil_div(map.words, together);
+  const i64 blocks = clamp_to<i64>(ceil_div<i64>(units, units_of_block), 1, most);
   const i32 num_lines = static_cast<i32>(lines);
-  launch(build, blocks, kThreads, 0, {parameters, &sequences_, &map, &num_lines, &heads, &done});
+  launch(build, blocks, kThreads, 0,
+         {parameters, &sequences_, &map, &num_lines, &heads, &together, &done});
   return map;
 }
 

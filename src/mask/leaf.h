@@ -24,6 +24,8 @@
 //                                          the forward has tiles looked up in a map
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
 //                                          tiles had better ask their cells
+//   kByBlocks = true                       optional: classify() looks at all blocks of the leaf's own
+//                                          that a tile touches, so that it takes long for large tiles
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables
 // and defines merge(RowBlock, RowBlock) / merge(ColBlock, ColBlock); the plan then stores one block
 // per 64 rows/keys. Host, CPU kernels and GPU kernels compile this same text.

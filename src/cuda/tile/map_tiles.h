@@ -46,25 +46,48 @@ __device__ inline void list_long_lines(const TileMap& map, i32 lines, i32* done)
   }
 }
 
-/// Lines are row tiles of kRows (or key tiles of kKeys). A block classifies 32 tiles at a time for an
-/// unsure mask, whose cells its 8 warps ask for four tiles each; one warp for others.
+/// Whether a leaf of the tree has kByBlocks.
+template <class M>
+constexpr bool is_by_blocks = requires { M::kByBlocks; };
+template <class A, class B>
+constexpr bool is_by_blocks<And<A, B>> = is_by_blocks<A> || is_by_blocks<B>;
+template <class A, class B>
+constexpr bool is_by_blocks<Or<A, B>> = is_by_blocks<A> || is_by_blocks<B>;
+template <class A>
+constexpr bool is_by_blocks<Not<A>> = is_by_blocks<A>;
+
+/// The first n of 32 tiles, as bits.
+JALI_HD constexpr u32 first_tiles(i32 n) {
+  return n <= 0 ? 0 : ~0u >> (32 - min_of(n, 32));
+}
+
+/// Lines are row tiles of kRows (or key tiles of kKeys). A unit is `together` <= 32 words of a line: one
+/// lane classifies all 32 tiles of a word as one large tile, and tile by tile are looked at only the
+/// words that this leaves open. PERF: a window's map of 1M x 1M tokens is 33 MB of zeros and 24,000
+/// words to look into. A unit is a block's for an unsure mask, whose cells its 8 warps ask for four
+/// tiles each; one warp's for others.
 /// lines: of one head, of all sequences where tokens are packed. done: see list_long_lines.
 template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
 __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,
-                          i32 num_heads, i32* done) {
+                          i32 num_heads, i32 together, i32* done) {
   constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
-  const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
+  constexpr i32 kWord = 32 * kAcross;
+  // What many tiles hold takes long to read from as many blocks: their span alone is looked at.
+  constexpr bool kBlocks =
+      is_by_blocks<M> || (kKeyLines ? M::kRowsReadTables : M::kColsReadTables);
   constexpr bool kUnsure = tile::is_unsure<M>;
+  const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
   const i32 lane = threadIdx.x & 31, warp_of_block = threadIdx.x / 32, warps = blockDim.x / 32;
   const i64 first = kUnsure ? blockIdx.x : blockIdx.x * i64{warps} + warp_of_block;
   const i64 step = kUnsure ? gridDim.x : gridDim.x * i64{warps};
-  const i32 batches = map.stride_b ? s.B : 1;
-  const i64 units = i64{lines} * map.words * num_heads * batches;
+  const bool writes = !kUnsure || warp_of_block == 0;
+  const u32 units_of_line = ceil_div(map.words, together);
+  const i64 units = i64{lines} * units_of_line * num_heads * (map.stride_b ? s.B : 1);
   for (i64 unit = first; unit < units; unit += step) {
     // 2^32 words would be 32 GB.
-    const u32 word_of_all = static_cast<u32>(unit), words = map.words, rest = word_of_all / words;
-    const i32 word = static_cast<i32>(word_of_all % words), n = static_cast<i32>(rest % lines);
-    const u32 head = rest / lines;
+    const u32 rest = static_cast<u32>(unit) / units_of_line, head = rest / lines;
+    const i32 n = static_cast<i32>(rest % lines);
+    const i32 first_word = static_cast<i32>(static_cast<u32>(unit) % units_of_line) * together;
     const i32 h = static_cast<i32>(head % num_heads) * map.head_div;
     i32 b = static_cast<i32>(head / num_heads), begin = n * kLine;
     if (cu) {
@@ -73,43 +96,83 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
     }
     const Frame f = frame_of(s, b, h);
     const i32 length = kKeyLines ? f.num_keys : f.num_rows;
-    const i32 across = kKeyLines ? f.num_rows : f.num_keys;
+    const i32 across = begin < length ? (kKeyLines ? f.num_rows : f.num_keys) : 0;
     const i32 end = min_of(begin + kLine, length);
-    const i32 at = (word * 32 + lane) * kAcross;
-    Tile cls = Tile::kEmpty;
-    if (begin < length && at < across) {
-      const i32 to = min_of(at + kAcross, across);
+    u64* const line = map.line(f, n);
+    auto class_of = [&](i32 at, i32 to) {
       const i32 i0 = kKeyLines ? at : begin, i1 = kKeyLines ? to : end;
       const i32 j0 = kKeyLines ? begin : at, j1 = kKeyLines ? end : to;
-      cls = mask.classify(f, mask.rows(f, i0, i1), mask.cols(f, j0, j1));
-    }
-    u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
-    u32 full = __ballot_sync(0xffffffffu, cls == Tile::kFull);
-    if constexpr (kUnsure) {
-      __shared__ u32 found[2];
-      if (threadIdx.x == 0) {
-        found[0] = active;
-        found[1] = full;
+      return mask.classify(f, mask.rows(f, i0, i1), mask.cols(f, j0, j1));
+    };
+    auto outside_span = [&](i32 at, i32 to) {
+      Span span;
+      if constexpr (kKeyLines) {
+        span = mask.row_span(f, mask.cols(f, begin, end));
+      } else {
+        span = mask.key_span(f, mask.rows(f, begin, end));
       }
-      __syncthreads();
-      u32 unsure = active & ~full & 0x01010101u * (1u << warp_of_block);
-      while (unsure) {
-        const i32 bit = __ffs(unsure) - 1;
-        unsure &= unsure - 1;
-        const i32 from = (word * 32 + bit) * kAcross, to = min_of(from + kAcross, across);
-        const Tile exact = kKeyLines ? tile::class_of_cells(mask, f, from, to, begin, end)
-                                     : tile::class_of_cells(mask, f, begin, end, from, to);
-        if (lane == 0 && exact == Tile::kEmpty) atomicAnd(&found[0], ~(1u << bit));
-        if (lane == 0 && exact == Tile::kFull) atomicOr(&found[1], 1u << bit);
+      return span.begin >= to || span.end <= at;
+    };
+    // Of the tiles from `at` on, those that are full if all their cells in bounds are visible: a tile
+    // that hangs over the last key has columns to hide.
+    auto can_be_full = [&](i32 at) {
+      const i32 whole = kKeyLines ? begin + kKeys <= f.num_keys ? 32 : 0 : (across - at) / kKeys;
+      return first_tiles(whole);
+    };
+
+    bool open = false;
+    const i32 own = first_word + lane;
+    if (lane < together && own < map.words) {
+      const i32 at = own * kWord, to = min_of(at + kWord, across);
+      Tile cls = Tile::kEmpty;
+      if (at < across) {
+        if constexpr (kBlocks) {
+          cls = outside_span(at, to) ? Tile::kEmpty : Tile::kPartial;
+        } else {
+          cls = class_of(at, to);
+        }
       }
-      __syncthreads();
-      active = found[0];
-      full = found[1];
-      __syncthreads();  // the next unit writes them
+      open = cls == Tile::kPartial;
+      if (!open && writes) {
+        const u32 active = cls == Tile::kFull ? first_tiles(ceil_div(to - at, kAcross)) : 0;
+        line[own] = u64{active & can_be_full(at)} << 32 | active;
+      }
     }
-    // A tile that hangs over the last key has columns to hide.
-    full &= ~__ballot_sync(0xffffffffu, (kKeyLines ? begin : at) + kKeys > f.num_keys);
-    if (kUnsure ? threadIdx.x == 0 : lane == 0) map.line(f, n)[word] = u64{full} << 32 | active;
+    u32 left = __ballot_sync(0xffffffffu, open);
+#pragma unroll 1
+    while (left) {
+      const i32 word = first_word + __ffs(left) - 1;
+      left &= left - 1;
+      const i32 at = word * kWord + lane * kAcross;
+      Tile cls = Tile::kEmpty;
+      if (at < across) cls = class_of(at, min_of(at + kAcross, across));
+      u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
+      u32 full = __ballot_sync(0xffffffffu, cls == Tile::kFull);
+      if constexpr (kUnsure) {
+        __shared__ u32 found[2];
+        if (threadIdx.x == 0) {
+          found[0] = active;
+          found[1] = full;
+        }
+        __syncthreads();
+        u32 unsure = active & ~full & 0x01010101u * (1u << warp_of_block);
+        while (unsure) {
+          const i32 bit = __ffs(unsure) - 1;
+          unsure &= unsure - 1;
+          const i32 from = (word * 32 + bit) * kAcross, to = min_of(from + kAcross, across);
+          const Tile exact = kKeyLines ? tile::class_of_cells(mask, f, from, to, begin, end)
+                                       : tile::class_of_cells(mask, f, begin, end, from, to);
+          if (lane == 0 && exact == Tile::kEmpty) atomicAnd(&found[0], ~(1u << bit));
+          if (lane == 0 && exact == Tile::kFull) atomicOr(&found[1], 1u << bit);
+        }
+        __syncthreads();
+        active = found[0];
+        full = found[1];
+        __syncthreads();  // the next word writes them
+      }
+      full &= can_be_full(word * kWord);
+      if (writes && lane == 0) line[word] = u64{full} << 32 | active;
+    }
   }
   if (map.long_lines) list_long_lines(map, lines, done);
 }
