@@ -129,9 +129,10 @@ Tensor cut(Tensor padded, std::int64_t width) {
 }
 
 std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                             JALI_OPTIONS_PARAMETERS) {
+                                             JALI_OPTIONS_PARAMETERS, bool expect_backward) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
+  options.expect_backward = expect_backward;
   std::optional<GpuCall> gpu;
   if (q.is_cuda()) gpu.emplace(q, options);
   auto suited = [&](const Tensor& t) { return gpu ? suited_to_gpu(t) : t; };
@@ -256,7 +257,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> atten
 
 STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
   m.def("attention_forward(Tensor q, Tensor k, Tensor v, " JALI_OPTIONS_SCHEMA
-        ") -> (Tensor out, Tensor lse)");
+        ", bool expect_backward=False) -> (Tensor out, Tensor lse)");
   m.def(
       "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
       "Tensor? dlse, " JALI_OPTIONS_SCHEMA

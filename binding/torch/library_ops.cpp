@@ -22,6 +22,11 @@ std::int64_t add_folders(std::vector<std::int64_t> text) {
   return static_cast<std::int64_t>(folders.size());
 }
 
+std::int64_t wait_for_compilation() {
+  jali::wait_for_compilation();
+  return 0;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
@@ -29,6 +34,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
   m.def("describe_library() -> int[]");
   m.def("add_library_folders(int[] text) -> int");
   m.def("add_kernel_packs(int[] text) -> int");
+  m.def("wait_for_compilation() -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(jali, CompositeExplicitAutograd, m) {
@@ -36,6 +42,7 @@ STABLE_TORCH_LIBRARY_IMPL(jali, CompositeExplicitAutograd, m) {
   m.impl("describe_library", JALI_KERNEL(describe_library));
   m.impl("add_library_folders", JALI_KERNEL(add_folders<jali::add_library_folders>));
   m.impl("add_kernel_packs", JALI_KERNEL(add_folders<jali::add_kernel_packs>));
+  m.impl("wait_for_compilation", JALI_KERNEL(wait_for_compilation));
 }
 
 }  // namespace jali::binding

@@ -223,7 +223,13 @@ struct AttentionOptions {
   // driver's stream-ordered allocator.
   void* (*allocate)(void* context, std::size_t bytes) = nullptr;
   void* allocate_context = nullptr;
+  // attention_backward will follow this forward: where the forward's kernels have to be compiled,
+  // those of the backward are, too, in the background; see wait_for_compilation.
+  bool expect_backward = false;
 };
+/// Waits until nothing is compiled in the background. Call it before the process ends if a forward had
+/// expect_backward: NVRTC crashes when exit() finds it at work.
+void wait_for_compilation();
 
 /// Attention, on the device of q. q [B, Hq, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] (or varlen, see options);
 /// fp64, fp32, bf16 or fp16, last dim contiguous, Hkv divides Hq, D and Dv in 1..1024.

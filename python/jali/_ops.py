@@ -113,7 +113,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
 
 @torch.library.register_fake("jali::attention_forward")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    options = Options(*args)  # the dispatcher leaves out defaults at the end
+    options = Options(*args[: len(Options._fields)])  # defaults at the end are left out
     _check(q, k, v, options)
     varlen = options.cu_seqlens_q is not None
     out = _empty_in_order((*q.shape[:-1], v.shape[-1]), q)
@@ -256,7 +256,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, numbers: Given, names: list[str], *tensors: Tensor) -> Any:
         q, k, v, *others = tensors
         with _BelowAutograd():
-            output = _forward(q, k, v, **_join(numbers, names, others))
+            output = _forward(q, k, v, **_join(numbers, names, others), expect_backward=True)
         _save(ctx, (numbers, names, *tensors), output)
         return output
 
@@ -363,7 +363,8 @@ def _transformed_backward(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *options = inputs
-    _save(ctx, _split(q, k, v, Options(*options)._asdict()), output)
+    given = Options(*options[: len(Options._fields)])._asdict()
+    _save(ctx, _split(q, k, v, given), output)
 
 
 def _graph_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:

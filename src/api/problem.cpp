@@ -124,6 +124,7 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
   p.seed_on_gpu = reinterpret_cast<const i64*>(options.seed_on_gpu);
   p.allocate = options.allocate;
   p.allocate_context = options.allocate_context;
+  p.expect_backward = options.expect_backward;
   p.q = tokens_view("q", q, p.Hq, p.varlen ? p.Tq : p.Lq, p.D, p.dtype);
   p.k = tokens_view("k", k, p.Hkv, p.varlen ? p.Tk : p.Lk, p.D, p.dtype);
   p.v = tokens_view("v", v, p.Hkv, p.varlen ? p.Tk : p.Lk, p.Dv, p.dtype);

@@ -66,6 +66,7 @@ struct AttentionProblem {
   const i64* seed_on_gpu = nullptr;
   void* (*allocate)(void* context, std::size_t bytes) = nullptr;
   void* allocate_context = nullptr;
+  bool expect_backward = false;
 
   /// Always given; trivial() when nothing is masked. Its frame(b, h) also says the lengths, starts
   /// and q_offset of every sequence.

@@ -80,6 +80,14 @@ class CudaBackend final : public Backend {
                const HeadView& lse) const override {
     if (problem.B == 0 || problem.Lq == 0) return;
     Call call(problem);
+    // Which gradients of a bias are wanted, for which a backward is compiled, is not known yet.
+    if (problem.expect_backward && !problem.bias.given() && !problem.key_bias.given()) {
+      call.expect([&] {
+        const BackwardViews none;
+        const BackwardVariant* next = choose_backward(problem, none, call.device()).best;
+        return next ? next->texts(problem, none) : std::vector<KernelText>();
+      });
+    }
     choose_forward(problem, call.device()).best->run(call, out, lse);
   }
 

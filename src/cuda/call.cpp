@@ -184,9 +184,14 @@ std::vector<Source> sources_of(const std::vector<KernelText>& texts, const Devic
 
 const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_bytes,
                            const std::function<std::vector<KernelText>()>& all) const {
-  return find_kernel(
-      text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
-      [&] { return all ? sources_of(all(), mask_) : std::vector<Source>{source_of(text, mask_)}; });
+  return find_kernel(text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes, [&] {
+    if (!all) return std::vector<Source>{source_of(text, mask_)};
+    std::vector<KernelText> texts = all();
+    if (expected_) {
+      for (KernelText& later : expected_()) texts.push_back(std::move(later));
+    }
+    return sources_of(texts, mask_);
+  });
 }
 
 void Call::launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,

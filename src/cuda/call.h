@@ -55,6 +55,9 @@ class Call {
   /// all heads and sequences share them, with their long lines.
   TileMap tile_map(i32 rows, i32 keys, bool key_lines);
 
+  /// Modules that another call will need; they are asked for, and compiled in the background, where
+  /// this call has to compile.
+  void expect(std::function<std::vector<KernelText>()> texts) { expected_ = std::move(texts); }
   /// A kernel of a text for this call's mask, which is written when it is not loaded yet. `all`: the
   /// modules that the call needs, this text first; where it has to be compiled, all are, at the same
   /// time.
@@ -73,6 +76,7 @@ class Call {
   Sequences sequences_;
   std::vector<u64> mask_bytes_;
   std::vector<DevicePtr> own_memory_;
+  std::function<std::vector<KernelText>()> expected_;
 };
 
 /// What the copy engine needs to load boxes of 64 columns x `rows` tokens of one head: coordinates

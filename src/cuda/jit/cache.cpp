@@ -42,7 +42,9 @@ class FileLock {
     }
   }
   ~FileLock() {
-    if (file_ >= 0) close(file_);  // releases it
+    if (file_ < 0) return;
+    flock(file_, LOCK_UN);  // a process forked meanwhile has the file open, too
+    close(file_);
   }
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;

@@ -1,9 +1,13 @@
 #include "cuda/jit/kernel.h"
 
+#include <pthread.h>
+
 #include <future>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <system_error>
 #include <vector>
 
 #include "base/env.h"
@@ -94,10 +98,7 @@ class OnceTable {
   std::map<Key, std::shared_future<std::shared_ptr<const Value>>> table_;
 };
 
-}  // namespace
-
-Found find_or_compile(const Source& source, const std::string& arch) {
-  const std::string key = key_of(source, arch);
+Found find_or_compile_now(const std::string& key, const Source& source, const std::string& arch) {
   std::vector<std::string> folders = packs();
   if (is_offline()) folders.push_back(DiskCache::root());
   for (const std::string& folder : folders) {
@@ -121,16 +122,62 @@ Found find_or_compile(const Source& source, const std::string& arch) {
   return from_entry(entry, now);
 }
 
+/// Modules that threads of their own find or compile, until they are asked for.
+class Ahead {
+ public:
+  void start(const std::string& key, const Source& source, const std::string& arch) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (started_.contains(key)) return;
+    try {
+      started_[key] = std::async(std::launch::async, find_or_compile_now, key, source, arch);
+    } catch (const std::system_error&) {  // no thread can be had: who asks compiles
+    }
+  }
+  std::optional<std::future<Found>> take(const std::string& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto found = started_.extract(key);
+    return found ? std::optional(std::move(found.mapped())) : std::nullopt;
+  }
+  void wait() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [key, module] : started_) module.wait();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::future<Found>> started_;
+};
+
+// Never destroyed, since that would wait. A forked child has only the forking thread.
+Ahead* the_ahead = nullptr;
+
+Ahead& ahead() {
+  static const bool ready = [] {
+    the_ahead = new Ahead;
+    pthread_atfork(nullptr, nullptr, [] { the_ahead = new Ahead; });
+    return true;
+  }();
+  static_cast<void>(ready);
+  return *the_ahead;
+}
+
+}  // namespace
+
+Found find_or_compile(const Source& source, const std::string& arch) {
+  const std::string key = key_of(source, arch);
+  std::optional<std::future<Found>> started = ahead().take(key);
+  return started ? started->get() : find_or_compile_now(key, source, arch);
+}
+
+void compile_ahead(const Source& source, const std::string& arch) {
+  ahead().start(key_of(source, arch), source, arch);
+}
+
 std::vector<Found> find_or_compile_all(const std::vector<Source>& sources,
                                        const std::string& arch) {
-  std::vector<std::future<Found>> others;
-  for (std::size_t n = 1; n < sources.size(); ++n) {
-    others.push_back(
-        std::async(std::launch::async, [&, n] { return find_or_compile(sources[n], arch); }));
-  }
   std::vector<Found> all;
-  if (!sources.empty()) all.push_back(find_or_compile(sources[0], arch));
-  for (std::future<Found>& other : others) all.push_back(other.get());
+  for (std::size_t n = 1; n < sources.size(); ++n) compile_ahead(sources[n], arch);
+  for (const Source& source : sources) all.push_back(find_or_compile(source, arch));
   return all;
 }
 
@@ -147,7 +194,9 @@ const Kernel& find_kernel(const std::string& key, const char* name, int device, 
     const DeviceGuard guard(device);
     Library* const library = libraries.get(arch + '\0' + key, [&] {
       Library* loaded = nullptr;
-      const std::string cubin = find_or_compile_all(make_sources(), arch)[0].cubin;
+      const std::vector<Source> sources = make_sources();
+      for (std::size_t n = 1; n < sources.size(); ++n) compile_ahead(sources[n], arch);
+      const std::string cubin = find_or_compile(sources[0], arch).cubin;
       d.check(d.library_load(&loaded, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
               "loading a kernel");
       return loaded;
@@ -164,6 +213,8 @@ const Kernel& find_kernel(const std::string& key, const char* name, int device, 
 }  // namespace jali::cuda
 
 namespace jali {
+
+void wait_for_compilation() { cuda::ahead().wait(); }
 
 void add_kernel_packs(const std::vector<std::string>& more) {
   const std::lock_guard<std::mutex> lock(cuda::packs_mutex);
