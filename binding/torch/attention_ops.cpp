@@ -13,7 +13,8 @@
 namespace jali::binding {
 namespace {
 
-using Grads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+// dq, dk, dv; those of bias, key_bias and sinks that are needed.
+using Grads = std::tuple<Tensor, Tensor, Tensor, std::vector<Tensor>>;
 
 // The arguments that forward, backward and truth share, in the schema's order.
 #define JALI_OPTIONS_SCHEMA                                                                   \
@@ -156,10 +157,13 @@ Tensor with_contiguous_rows(const Tensor& tensor) {
   return dense ? tensor : torch::stable::contiguous(tensor);
 }
 
-Tensor gradient_of(const MaybeTensor& input, bool needed, const Tensor& q) {
-  if (!input || !needed) return empty({0}, ScalarType::Float, &q);
+MaybeTensor gradient_of(const MaybeTensor& input, bool needed) {
+  if (!input || !needed) return std::nullopt;
   auto sizes = input->sizes();
-  return empty({sizes.begin(), sizes.end()}, input->scalar_type(), &q);
+  return empty({sizes.begin(), sizes.end()}, input->scalar_type(), &*input);
+}
+void clear(MaybeTensor& tensor) {
+  if (tensor) torch::stable::zero_(*tensor);
 }
 
 Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
@@ -180,29 +184,30 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   Tensor dq = gradient_in_order(q_in, q);
   Tensor dk = gradient_in_order(k_in, k);
   Tensor dv = gradient_in_order(v_in, v);
-  Tensor dbias = gradient_of(bias, need_bias, q);
-  Tensor dkey_bias = gradient_of(key_bias, need_key_bias, q);
-  Tensor dsinks = gradient_of(sinks, need_sinks, q);
+  MaybeTensor dbias = gradient_of(bias, need_bias);
+  MaybeTensor dkey_bias = gradient_of(key_bias, need_key_bias);
+  MaybeTensor dsinks = gradient_of(sinks, need_sinks);
   if (has_tail(cu_seqlens_q, q)) torch::stable::zero_(dq);
   if (has_tail(cu_seqlens_k, k)) {
     torch::stable::zero_(dk);
     torch::stable::zero_(dv);
-    torch::stable::zero_(dkey_bias);
+    clear(dkey_bias);
   }
   if (gpu) {  // what no kernel visits
     const bool nothing = k.size(k.dim() - 2) == 0 || q.size(0) == 0;
-    if (nothing || cu_seqlens_q) torch::stable::zero_(dbias);
-    if (nothing) torch::stable::zero_(dkey_bias);
-    if (nothing) torch::stable::zero_(dsinks);
+    if (nothing || cu_seqlens_q) clear(dbias);
+    if (nothing) clear(dkey_bias);
+    if (nothing) clear(dsinks);
   }
-  AttentionGrads grads{view(dq), view(dk), view(dv), {}, {}, {}};
-  if (bias && need_bias) grads.dbias = view(dbias);
-  if (key_bias && need_key_bias) grads.dkey_bias = view(dkey_bias);
-  if (sinks && need_sinks) grads.dsinks = view(dsinks);
+  const AttentionGrads grads{view(dq),    view(dk),        view(dv),
+                             view(dbias), view(dkey_bias), view(dsinks)};
   jali::attention_backward(view(q_in), view(k_in), view(v_in), view(out_in), view(lse),
                            view(dout_in), view(dlse), JALI_MASK, options, grads);
-  return {
-      cut(dq, width_of(q)), cut(dk, width_of(k)), cut(dv, width_of(v)), dbias, dkey_bias, dsinks};
+  std::vector<Tensor> others;
+  for (const MaybeTensor& given : {dbias, dkey_bias, dsinks}) {
+    if (given) others.push_back(*given);
+  }
+  return {cut(dq, width_of(q)), cut(dk, width_of(k)), cut(dv, width_of(v)), others};
 }
 
 // Of each module: name, compiler's log, bytes, whether it was compiled now, each ended by a zero. Texts
@@ -262,8 +267,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
       "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
       "Tensor? dlse, " JALI_OPTIONS_SCHEMA
       ", bool need_bias=False, bool need_key_bias=False, bool need_sinks=False) -> (Tensor dq, "
-      "Tensor dk, "
-      "Tensor dv, Tensor dbias, Tensor dkey_bias, Tensor dsinks)");
+      "Tensor dk, Tensor dv, Tensor[] others)");
   m.def(
       "attention_truth(Tensor q, Tensor k, Tensor v, Tensor? dout, Tensor? "
       "dlse, " JALI_OPTIONS_SCHEMA

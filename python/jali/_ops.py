@@ -132,15 +132,12 @@ def _backward_fake(
     dout: Tensor,
     dlse: Tensor | None,
     *args: Any,
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     options = Options(*args[: len(Options._fields)])
     needs = (*args[len(Options._fields) :], False, False, False)
-    grads = [_empty_in_order(x.shape, x) for x in (q, k, v)]
-    for name, needed in zip(_DIFFERENTIABLE, needs):
-        x = getattr(options, name)
-        given = x is not None and needed
-        grads.append(x.new_empty(x.shape) if given else q.new_empty(0, dtype=torch.float32))
-    return tuple(grads)
+    inputs = [getattr(options, name) for name, needed in zip(_DIFFERENTIABLE, needs) if needed]
+    others = [x.new_empty(x.shape) for x in inputs if x is not None]
+    return (*(_empty_in_order(x.shape, x) for x in (q, k, v)), others)
 
 
 @torch.library.register_fake("jali::attention_truth")
@@ -237,13 +234,16 @@ def _gradients(
     if dout is None:
         dout = torch.zeros_like(out)
     given = _join(ctx.numbers, ctx.names, tensors)
-    needs = {f"need_{name}": True for name in needed}
+    for name in needed:
+        given[f"need_{name}"] = True
     try:
-        dq, dk, dv, *others = backward(q, k, v, out, lse, dout, dlse, **given, **needs)
+        dq, dk, dv, others = backward(q, k, v, out, lse, dout, dlse, **given)
     except RuntimeError as error:
         raise_as_python(error)
-    found = {name: x for name, x in zip(_DIFFERENTIABLE, others, strict=True) if name in needed}
-    return {"q": dq, "k": dk, "v": dv, **found}
+    grads = {"q": dq, "k": dk, "v": dv}
+    if others:
+        grads.update(zip(sorted(needed, key=_DIFFERENTIABLE.index), others, strict=True))
+    return grads
 
 
 class _Attention(torch.autograd.Function):
@@ -272,11 +272,12 @@ def _eager_backward(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, backward: Any
 ) -> tuple[Any, ...]:
     """One entry per input of the autograd function."""
-    flags = zip(ctx.names, ctx.needs_input_grad[5:])
-    needed = [name for name, need in flags if need and name in _DIFFERENTIABLE]
+    names, flags = ctx.names, ctx.needs_input_grad
+    needed = [n for n, need in zip(names, flags[5:]) if need and n in _DIFFERENTIABLE]
     grads = _gradients(ctx, needed, dout, dlse, backward)
-    named = [grads.get(name) for name in ("q", "k", "v", *ctx.names)]
-    return (None, None, *named, *[None] * (len(ctx.needs_input_grad) - 2 - len(named)))
+    others = [grads.get(name) for name in names]
+    tables = [None] * (len(flags) - 5 - len(names))
+    return (None, None, grads["q"], grads["k"], grads["v"], *others, *tables)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, given: Given) -> tuple[Tensor, Tensor]:
@@ -329,7 +330,9 @@ class _TransformedBackward(torch.autograd.Function):
         dout: Tensor, dlse: Tensor | None, numbers: Given, names: list[str], *tensors: Tensor
     ) -> Any:
         q, k, v, out, lse, *others = tensors
-        return _backward(q, k, v, out, lse, dout, dlse, **_join(numbers, names, others))
+        given = _join(numbers, names, others)
+        dq, dk, dv, rest = _backward(q, k, v, out, lse, dout, dlse, **given)
+        return (dq, dk, dv, *rest)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -355,7 +358,8 @@ def _transformed_backward(
 ) -> Any:
     numbers, names, *tensors = _split(q, k, v, given)
     tensors[3:3] = [out, lse]
-    return _TransformedBackward.apply(dout, dlse, numbers, names, *tensors)
+    dq, dk, dv, *rest = _TransformedBackward.apply(dout, dlse, numbers, names, *tensors)
+    return dq, dk, dv, rest
 
 
 # The same for graphs: what torch.compile and torch.export see.

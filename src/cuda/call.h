@@ -67,6 +67,7 @@ class Call {
               std::initializer_list<const void*> parameters) const;
 
  private:
+  void* allocate_alone(i64 bytes);
   void build_stored_blocks();
 
   const AttentionProblem& problem_;
@@ -76,6 +77,8 @@ class Call {
   Sequences sequences_;
   std::vector<u64> mask_bytes_;
   std::vector<DevicePtr> own_memory_;
+  char* chunk_ = nullptr;  // where small pieces come from, the last ones first
+  i64 chunk_left_ = 0;
   std::function<std::vector<KernelText>()> expected_;
 };
 
