@@ -49,7 +49,7 @@ def _library_folders() -> list[str]:
     return [str(folder) for root in roots for folder in sorted(Path(root).glob("*/lib"))]
 
 
-# Backward kernels are compiled in the background; the compiler must not meet the end of the process.
+# NVRTC, which may be at work in the background, must not meet the end of the process.
 atexit.register(torch.ops.jali.wait_for_compilation)
 torch.ops.jali.add_library_folders(list("\n".join(_library_folders()).encode()))
 # Compiled GPU kernels that came with the package: see docs/hacking.md.

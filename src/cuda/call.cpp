@@ -202,14 +202,16 @@ std::vector<Source> sources_of(const std::vector<KernelText>& texts, const Devic
 
 const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_bytes,
                            const std::function<std::vector<KernelText>()>& all) const {
-  return find_kernel(text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes, [&] {
+  const auto make_sources = [&] {
     if (!all) return std::vector<Source>{source_of(text, mask_)};
     std::vector<KernelText> texts = all();
     if (expected_) {
       for (KernelText& later : expected_()) texts.push_back(std::move(later));
     }
     return sources_of(texts, mask_);
-  });
+  };
+  return find_kernel(text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
+                     make_sources);
 }
 
 void Call::launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,

@@ -121,7 +121,9 @@ def plan(report: Report) -> None:
             line = f"  {name:26}{length:>9,}"
             for backward in (False, True):
                 make = backward_call if backward else forward_call
-                times = kernel_times(make(lambda *x, m=mask: jali.attention(*x, m), tensors))
+                times = kernel_times(
+                    make(lambda q, k, v, m=mask: jali.attention(q, k, v, m), tensors)
+                )
                 before = sum(t for n, t in times.items() if "map" in n or "summar" in n)
                 section = "plan, backward" if backward else "plan, forward"
                 result = report.add(Result(section, f"{name} {length}", before * 1e6, "us",
@@ -162,12 +164,12 @@ def overhead(report: Report, rounds: int) -> None:
         for backward in (False, True):
             tensors = problem.tensors(backward)
             make = backward_call if backward else forward_call
-            launch: Callable[[], object] = lambda: empty.zero_()
+            launch: Callable[[], object] = empty.zero_
             if backward:  # through autograd, as attention goes
                 q, k, v, grad = tensors
                 launch = gradients(OneLaunch.apply(q, k, v), [q, k, v], grad.clone())
             rivals = {
-                "jali": make(lambda *x, m=mask: jali.attention(*x, m), tensors),
+                "jali": make(lambda q, k, v, m=mask: jali.attention(q, k, v, m), tensors),
                 "torch": make(sdpa(SDPBackend.FLASH_ATTENTION, mask is not None), tensors),
                 "launch": launch,
             }

@@ -57,9 +57,7 @@ template <class A>
 constexpr bool is_by_blocks<Not<A>> = is_by_blocks<A>;
 
 /// The first n of 32 tiles, as bits.
-JALI_HD constexpr u32 first_tiles(i32 n) {
-  return n <= 0 ? 0 : ~0u >> (32 - min_of(n, 32));
-}
+JALI_HD constexpr u32 first_tiles(i32 n) { return n <= 0 ? 0 : ~0u >> (32 - min_of(n, 32)); }
 
 /// Lines are row tiles of kRows (or key tiles of kKeys). A unit is `together` <= 32 words of a line: one
 /// lane classifies all 32 tiles of a word as one large tile, and tile by tile are looked at only the
@@ -73,8 +71,7 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
   constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
   constexpr i32 kWord = 32 * kAcross;
   // What many tiles hold takes long to read from as many blocks: their span alone is looked at.
-  constexpr bool kBlocks =
-      is_by_blocks<M> || (kKeyLines ? M::kRowsReadTables : M::kColsReadTables);
+  constexpr bool kBlocks = is_by_blocks<M> || (kKeyLines ? M::kRowsReadTables : M::kColsReadTables);
   constexpr bool kUnsure = tile::is_unsure<M>;
   const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
   const i32 lane = threadIdx.x & 31, warp_of_block = threadIdx.x / 32, warps = blockDim.x / 32;
