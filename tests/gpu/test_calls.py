@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jali
 import pytest
 import torch
@@ -107,6 +112,19 @@ def test_compile_without_breaks_and_new_lengths_compile_no_kernel() -> None:
         expected = jali.attention(*tensors, jali.CausalMask() & jali.WindowMask.last(n))
         torch.testing.assert_close(layer(*tensors, n), expected)
     assert counter.frame_count <= 2
+
+
+def test_a_process_may_end_while_the_backward_is_compiled(tmp_path: Path) -> None:
+    script = """if True:
+        import jali, torch
+        q, k, v = torch.randn(3, 1, 1, 64, 64, device="cuda", dtype=torch.bfloat16)
+        q.requires_grad_()
+        jali.attention(q, k, v, jali.CausalMask() & jali.WindowMask.last(9) | jali.PrefixMask(3))
+        torch.cuda.synchronize()
+    """
+    env = {**os.environ, "JALI_CACHE": str(tmp_path), "CUDA_CACHE_DISABLE": "1"}
+    subprocess.run([sys.executable, "-c", script], env=env, check=True, timeout=120)
+    assert len(list(tmp_path.glob("*/*.cubin"))) == 3  # forward, backward, its tile map
 
 
 def test_checkpoint_with_dropout_gives_the_same_numbers() -> None:
