@@ -46,8 +46,8 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& 
 }
 
 /// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds
-/// them.
-template <i32 e, i32 kBegin, i32 kEnd, i32 kScores>
+/// them. kPolynomials: so many of eight come from polynomials.
+template <i32 e, i32 kBegin, i32 kEnd, i32 kPolynomials, i32 kScores>
 JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&shift)[2],
                               float (&total)[4]) {
 #pragma unroll
@@ -55,7 +55,9 @@ JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&sh
 #pragma unroll
     for (i32 x = 0; x < 2; ++x) {
       float& at = s[4 * j + 2 * e + x];
-      at = ptx::exp2_fast(__fmaf_rn(at, scale, -shift[e]));
+      const float power = __fmaf_rn(at, scale, -shift[e]);
+      const bool polynomial = (2 * j + x) * kPolynomials % 8 + kPolynomials >= 8;
+      at = polynomial ? ptx::exp2_polynomial(power) : ptx::exp2_fast(power);
       total[2 * e + x] += at;
     }
   }

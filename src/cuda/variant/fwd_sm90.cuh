@@ -33,6 +33,9 @@ namespace jali::cuda {
 
 /// What a mask may say of a row: of a heavy one a bit for each of 128 keys, of a light one its numbers.
 constexpr i32 kHeavyRowBytes = 16, kLightRowBytes = 32;
+/// Key tiles whose bias of the keys is in shared memory: the one that consumers add, two more whose K is
+/// there or loaded, and one more.
+constexpr i32 kKeyBiasSlots = 4;
 
 /// How a kernel divides its work. Every constant here is one that the host needs, too.
 struct ForwardShape {
@@ -44,6 +47,7 @@ struct ForwardShape {
   i32 v_stages = 2;
   i32 cells = 0;       // slots for what a mask says of a tile's rows,
   i32 row_bytes = 0;   // so much of each
+  i32 key_bias_bytes = 0;
   bool turns = false;  // consumers take turns at the tensor cores
   i32 early = 0;       // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
@@ -60,7 +64,7 @@ struct ForwardShape {
   constexpr i32 cell_bytes() const { return cells * rows() * row_bytes; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
-    return tile_bytes(D, Dv) + cell_bytes() + 960 + 1024;
+    return tile_bytes(D, Dv) + cell_bytes() + key_bias_bytes + 960 + 1024;
   }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= kMostSharedBytes && keys * 3 / 4 + Dv / 2 <= 192;
@@ -75,7 +79,8 @@ JALI_HD constexpr bool has_map(MaskKind mask) { return mask >= MaskKind::kMapped
 /// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
 constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
   ForwardShape s;
-  const bool lean = !options.per_cell() && !options.alibi;  // few registers beside the tiles
+  const bool bias = options.bias != BiasType::kNone;
+  const bool lean = !bias && !options.dropout;  // few registers beside the tiles
   if (kD == 64 && kDv == 64 && lean && !has_map(mask)) {
     s.warpgroups = 3;  // 517, with two 460
     s.turns = true;    // with two they are slower in turns: D96 535, else 555; D256 653, 660
@@ -87,12 +92,13 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.cells = mask == MaskKind::kHeavy ? 4 : 2;
     s.row_bytes = mask == MaskKind::kHeavy ? kHeavyRowBytes : kLightRowBytes;
   }
-  if (mask == MaskKind::kHeavy && lean) {
+  if (mask == MaskKind::kHeavy && lean && !options.loads()) {
     s.loader_registers = 72;  // lookups take many, consumers none for the mask
     s.consumer_registers = 216;
   }
-  // What options load or draw for a tile of 128 keys would spill.
-  if (options.per_cell() || (!lean && kDv > 128)) s.keys = 64;
+  // What both need of a tile of 128 keys would spill.
+  if (bias && (options.dropout || !options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
+  if (options.key_bias != BiasType::kNone) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
   if (!s.fits(kD, kDv)) s.slots = 1;
   if (s.fits(kD, kDv)) return s;
   if (lean) {  // one and a half key tiles of V: D192 691, with tiles of 64 keys 608
@@ -143,6 +149,7 @@ struct ForwardArgs {
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/tile/cell_finder.h"
+#include "cuda/tile/forward_scores.h"
 #include "cuda/tile/no_mask.h"
 #include "cuda/tile/softmax.h"
 #include "cuda/tile/visible_bits.h"
@@ -173,7 +180,8 @@ struct Forward {
   // tile before theirs, too. Each has a note or more: 11 slots would do.
   static constexpr i32 kNoteSlots = 8, kTileSlots = 16;
   static constexpr i32 kCells = kV + kVStages * kVBytes;
-  static constexpr i32 kBarriers = kCells + kCellSlots * kCellBytes;
+  static constexpr i32 kKeyBias = kCells + kCellSlots * kCellBytes;
+  static constexpr i32 kBarriers = kKeyBias + kShape.key_bias_bytes;
   static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
@@ -183,7 +191,12 @@ struct Forward {
   static_assert(kTiles + kTileSlots * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
-  static constexpr bool kLazy = !kOptions.adjusts();  // PERF: beside options it would spill
+  static constexpr bool kLazy = true;
+  static constexpr bool kBias = kOptions.bias != BiasType::kNone,
+                        kOfKeys = kOptions.key_bias != BiasType::kNone;
+  static constexpr bool kFinds = kMasked || kOptions.loads();
+  // PERF: tanh takes the exponentials' units.
+  static constexpr i32 kPolynomials = kOptions.softcap ? 4 : 0;
 
   // What the planner notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
@@ -210,6 +223,9 @@ struct Forward {
     /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
     /// modulo kCellSlots, [row][kLightRowBytes].
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
+    JALI_DEVICE u32 key_bias(u32 n) const {
+      return base + kKeyBias + n % kKeyBiasSlots * (4 * kKeys);
+    }
     JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % kNoteSlots * 16; }
     JALI_DEVICE u32 num_keys(i32 n) const { return tile(n) + 16; }  // of a RowTile
     JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % kTileSlots * 32; }
@@ -445,18 +461,23 @@ struct Forward {
   /// What consumers need to know of a mask: if it is heavy, the cells of partial tiles, if it is
   /// light, what the rows of each row tile are to it. PERF: where consumers looked up cells, a partial
   /// tile took three times as long as a full one, mostly waiting.
-  JALI_DEVICE static void find(const M& mask, const Shared& sm) {
+  JALI_DEVICE static void find(const ForwardArgs& a, const M& mask, const Shared& sm) {
     i32 opened = 0;
     u32 found = 0;
 #pragma unroll 1
     for (u32 n = 0;; ++n) {
       barrier_wait(sm.note_full(n), n / kNoteSlots & 1);
       const i32 note = broadcast(load_shared(sm.note(n)));
-      if (note & kEnd) break;
+      if (note & kEnd) {
+        if (kOfKeys && n == 0) arrive_k(sm, 0);
+        break;
+      }
       if (note & kFirst) ++opened;
-      if (note & (kHeavy ? kPartial : kFirst)) {
-        const u32 slot = found % kCellSlots;
-        barrier_wait(sm.cells_empty(slot), (found / kCellSlots & 1) ^ 1);
+      if constexpr (kOptions.loads()) find_biases(a, sm, opened - 1, n, (note >> 3) * kKeys);
+      if (kMasked && note & (kHeavy ? kPartial : kFirst)) {
+        constexpr i32 kModulus = max_of(kCellSlots, 1);
+        const u32 slot = found % kModulus;
+        barrier_wait(sm.cells_empty(slot), (found / kModulus & 1) ^ 1);
         if constexpr (kHeavy) {
           auto tile = [&] {
             const RowTile t = RowTile::load(sm.tile(opened - 1));
@@ -464,7 +485,7 @@ struct Forward {
           };
           constexpr i32 kMost = kShape.loader_registers > 56 ? 4 : 2;
           tile::find_cells<kRows, kKeys, false, kFinders, kMost>(mask, tile, sm.cells(slot));
-        } else {
+        } else if constexpr (kByRows) {
           find_rows(mask, RowTile::load(sm.tile(opened - 1)), sm.cells(slot));
         }
         ++found;
@@ -473,6 +494,46 @@ struct Forward {
       }
       __syncwarp();
       barrier_arrive_if(sm.note_empty(n), (threadIdx.x & 31) == 0);
+    }
+  }
+  /// A finder warp's part of K number n is there.
+  JALI_DEVICE static void arrive_k(const Shared& sm, u32 n) {
+    __syncwarp();
+    barrier_arrive_if(sm.k_full(n % kStages), (threadIdx.x & 31) == 0);
+  }
+  /// Brings the biases of key tile n, which begins with `key`: of keys to shared memory, of cells to
+  /// the L2 cache. PERF: where consumers loaded biases of keys, dense attention took 2.4 times as long.
+  JALI_DEVICE static void find_biases(const ForwardArgs& a, const Shared& sm, i32 tile, u32 n,
+                                      i32 key) {
+    const i32 thread = threadIdx.x - 32 * (4 - kFinders);
+    const RowTile t = RowTile::load(sm.tile(tile));
+    const Scores<T, kOptions> scores(a.scores, t.f);
+    constexpr i32 kThreads = 32 * kFinders;
+    float of_key[kKeys / kThreads];
+#pragma unroll
+    for (i32 x = 0; x < kKeys / kThreads; ++x) {
+      of_key[x] = scores.key_bias(key + x * kThreads + thread);
+    }
+    // Consumers have used the tile kKeyBiasSlots before this one: they are behind K of the last but one.
+    barrier_wait(sm.k_empty(n % kStages), (n / kStages & 1) ^ 1);
+    if constexpr (kBias && kOptions.bias_pairs) {
+      constexpr i32 kCells = kOptions.bias == BiasType::kFloat ? 8 : 16;  // of a sector
+      const BiasTable& b = a.scores.bias;
+#pragma unroll 1
+      for (i32 x = thread; x < kRows * (kKeys / kCells); x += kThreads) {
+        const i32 j = key + x % (kKeys / kCells) * kCells;
+        const i64 at = scores.bias_row(t.row + x / (kKeys / kCells)) + min_of(j, b.keys - 1);
+        prefetch_l2(static_cast<const u16*>(b.data) + at * (16 / kCells * 1));
+      }
+    }
+    if constexpr (kOfKeys) {
+      const float factor = __fdividef(1.0f, tile::score_unit<kOptions>(a.scores));
+#pragma unroll
+      for (i32 x = 0; x < kKeys / kThreads; ++x) {
+        store_shared(sm.key_bias(n) + 4 * (x * kThreads + thread),
+                     __float_as_int(of_key[x] * factor));
+      }
+      arrive_k(sm, n);
     }
   }
   JALI_DEVICE static void find_rows(const M& mask, const RowTile& t, u32 shared) {
@@ -505,9 +566,11 @@ struct Forward {
 
     float s[kKeys / 2], o[kDv / 2];
     u32 p[kKeys / 4];
-    u32 kept[kKeys / 16];  // dropout_bits of 32 keys: [keys / 32][2 rows]
     tile::RowState state;
     float shift[2], rescale[2];
+    tile::Kept<kKeys> kept;
+    tile::Alibi alibi;
+    tile::CellBias<T, kOptions, kKeys> bias;
 
     /// Waits for K number `count`. From then on the note of the tile after it can be read.
     JALI_DEVICE void wait_k() { barrier_wait(sm.k_full(count % kStages), count / kStages & 1); }
@@ -520,7 +583,7 @@ struct Forward {
     /// The row of the row tile that this thread's first row is.
     JALI_DEVICE i32 row() { return (threadIdx.x - 128) / 32 * 16 + (lane >> 2); }
     /// Of the scores in s, to units of log2(e).
-    JALI_DEVICE float scale() { return kOptions.adjusts() ? 1.0f : a.scores.scale * kLog2E; }
+    JALI_DEVICE float scale() { return tile::score_unit<kOptions>(a.scores) * kLog2E; }
     JALI_DEVICE RowTile row_tile() { return RowTile::load(sm.tile(opened - 1)); }
     JALI_DEVICE i32 first_key() { return (note >> 3) * kKeys; }
     /// The first key of this thread in the accumulators' block j of 8 keys.
@@ -567,29 +630,38 @@ struct Forward {
                         lane == 0 && (next & (kFirst | kEnd)) != 0);
     }
 
+    /// What the options need of the key tile, while the tensor cores make S.
+    template <bool kClamps>
+    JALI_DEVICE void prepare() {
+      if constexpr (kOptions.alibi) {
+        const RowTile t = row_tile();
+        alibi.distance = static_cast<float>(t.row + row() + t.f.q_offset - key_of(0));
+        alibi.slope = __fdividef(-a.scores.alibi_slopes[t.f.h], tile::score_unit<kOptions>(a.scores));
+      }
+      if constexpr (kBias) {
+        const RowTile t = row_tile();
+        bias.template begin<kClamps>({a.scores, t.f}, t.row + row(), key_of(0));
+      }
+      if constexpr (kOptions.dropout) {
+        const RowTile t = row_tile();
+        kept.draw(seed, a.scores.dropout_threshold, t.f, t.row + row(), first_key());
+      }
+    }
     /// Products to scores.
+    template <bool kClamps>
     JALI_DEVICE void adjust() {
-      const RowTile t = row_tile();
-      const Scores<T, kOptions> scores(a.scores, t.f);
-      const i32 i0 = t.row + row();
-      const i64 bias[2] = {scores.bias_row(i0), scores.bias_row(i0 + 8)};
+      if constexpr (kOptions.softcap || kOptions.any_scale) {
+        const float factor = kOptions.softcap ? a.scores.scale / a.scores.softcap : a.scores.scale;
 #pragma unroll
-      for (i32 j = 0; j < kKeys / 8; ++j) {
-        const i32 key = key_of(j);
-        // PERF: no load moves across; ptxas would load for the whole tile at once, and spill.
-        if (kOptions.loads() && j % 4 == 0) __syncwarp();
-        const float shared[2] = {scores.key_bias(key), scores.key_bias(key + 1)};
-#pragma unroll
-        for (i32 e = 0; e < 2; ++e) {
-          float added[2] = {shared[0], shared[1]}, steepness;
-          scores.add_bias(bias[e], key, added);
-#pragma unroll
-          for (i32 x = 0; x < 2; ++x) {
-            float& at = s[4 * j + 2 * e + x];
-            at = scores.score(at, added[x], i0 + 8 * e, key + x, steepness);
-          }
+        for (i32 n = 0; n < kKeys / 2; ++n) {
+          s[n] = kOptions.softcap ? tanh_fast(s[n] * factor) : s[n] * factor;
         }
       }
+      if constexpr (kOfKeys) tile::add_of_keys(s, sm.key_bias(count) + 8 * (lane & 3));
+      if constexpr (kBias) {
+        bias.template add<kClamps>(s, __fdividef(1.0f, tile::score_unit<kOptions>(a.scores)));
+      }
+      if constexpr (kOptions.alibi) alibi.add(s);
     }
     /// Cells that are not visible get a score of -infinity. PERF: full tiles, too, where they open a
     /// row tile: one more kind of step costs more, in misses of the instruction cache.
@@ -617,30 +689,6 @@ struct Forward {
       }
       bits.hide(s, -infinity());
     }
-    /// Draws the numbers of dropout for the key tile.
-    JALI_DEVICE void draw() {
-      if constexpr (kOptions.dropout) {
-        const RowTile t = row_tile();
-#pragma unroll
-        for (i32 n = 0; n < kKeys / 16; ++n) {
-          kept[n] = dropout_bits(seed, a.scores.dropout_threshold, t.f, t.row + row() + 8 * (n % 2),
-                                 first_key() + 32 * (n / 2));
-        }
-      }
-    }
-    JALI_DEVICE void drop() {
-      if constexpr (kOptions.dropout) {
-#pragma unroll
-        for (i32 n = 0; n < kKeys / 16; ++n) {
-#pragma unroll
-          for (i32 c = 0; c < 8; ++c) {
-            float& at = s[16 * (n / 2) + 4 * (c / 2) + 2 * (n % 2) + c % 2];
-            at = kept[n] >> c & 1 ? at : 0.0f;
-          }
-        }
-      }
-    }
-
     /// Out and LSE straight from registers: a 4 x 4 transpose in a quad, 16 bytes a lane.
     JALI_DEVICE void store(const RowTile& t, const tile::RowState& end) {
       const i32 quad = lane & 3;
@@ -692,17 +740,17 @@ struct Forward {
     template <bool kOpens, bool kHides>
     JALI_DEVICE void begin_weights(float (&total)[4]) {
       tile::take_maximum<0, kOpens, kHides, kLazy>(s, scale(), state, shift, rescale);
-      tile::exponentials<0, 0, kEarly>(s, scale(), shift, total);
+      tile::exponentials<0, 0, kEarly, kPolynomials>(s, scale(), shift, total);
       tile::take_maximum<1, kOpens, kHides, kLazy>(s, scale(), state, shift, rescale);
     }
     /// S to P. Leaves O to be rescaled.
     template <bool kOpens>
     JALI_DEVICE void end_weights(float (&total)[4]) {
-      tile::exponentials<0, kEarly, kKeys / 8>(s, scale(), shift, total);
-      tile::exponentials<1, 0, kKeys / 8>(s, scale(), shift, total);
+      tile::exponentials<0, kEarly, kKeys / 8, kPolynomials>(s, scale(), shift, total);
+      tile::exponentials<1, 0, kKeys / 8, kPolynomials>(s, scale(), shift, total);
       tile::add_sums<kOpens>(state, rescale, total);
-      drop();
       tile::to_operand<T>(s, p);
+      if constexpr (kOptions.dropout) kept.drop(p);
     }
     JALI_DEVICE void clear_output() {
 #pragma unroll
@@ -722,11 +770,11 @@ struct Forward {
       multiply_qk(0, 0);
       wgmma_commit();
       next = read_note(1);
-      draw();
+      prepare<true>();
       wgmma_wait<0>();
       tie(s);
       free_k(0);
-      if (kOptions.adjusts()) adjust();
+      if (kOptions.adjusts()) adjust<true>();
       if (kMasked || note & kPartial) hide();
       float total[4] = {0, 0, 0, 0};
       begin_weights<true, true>(total);
@@ -755,7 +803,7 @@ struct Forward {
       multiply_pv(count - 1);
       if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
       next = read_note(count + 1);  // PERF: beside the MMAs, not before them
-      draw();
+      prepare<kHides>();
       wgmma_wait<1>();
       tie(s);
       free_k(stage);
@@ -764,11 +812,11 @@ struct Forward {
                               (kOpens && kHides && kShape.consumer_registers <= 160);
       if (kTight) finish_pv(count - 1);
       if (kTight && kOpens) close_row_tile(opened - 2, state);
-      if (kOptions.adjusts()) adjust();
+      if (kOptions.adjusts()) adjust<kHides>();
       if (kHides) hide();
       const tile::RowState before = state;
       float total[4] = {0, 0, 0, 0};
-      begin_weights<kOpens, kHides || kOptions.adjusts()>(total);
+      begin_weights<kOpens, kHides || kOptions.loads()>(total);
       if (kEarly > 0) pin(total[0] + total[1], sm.base + kBarriers);
       if (!kTight) finish_pv(count - 1);
       end_weights<kOpens>(total);
@@ -832,7 +880,7 @@ struct Forward {
         barrier_init(sm.q_empty(n), 4 * kConsumers);
       }
       for (i32 n = 0; n < kStages; ++n) {
-        barrier_init(sm.k_full(n), 1);
+        barrier_init(sm.k_full(n), 1 + (kOfKeys ? kFinders : 0));
         barrier_init(sm.k_empty(n), 4 * kConsumers);
       }
       for (i32 n = 0; n < kVStages; ++n) {
@@ -845,7 +893,7 @@ struct Forward {
       }
       for (i32 n = 0; n < kNoteSlots; ++n) {
         barrier_init(sm.note_full(n), 1);
-        barrier_init(sm.note_empty(n), 1 + (kMasked ? kFinders : 0));
+        barrier_init(sm.note_empty(n), 1 + (kFinds ? kFinders : 0));
       }
       barrier_init_fence();
     }
@@ -856,8 +904,8 @@ struct Forward {
         if (threadIdx.x == 0) Loader{a, sm, map_q, map_k, map_v}.run();
       } else if (threadIdx.x < 64) {
         plan(a, mask, sm);
-      } else if constexpr (kMasked) {
-        find(mask, sm);
+      } else if constexpr (kFinds) {
+        find(a, mask, sm);
       }
     } else {
       take_registers<kShape.consumer_registers>();

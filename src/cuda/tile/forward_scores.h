@@ -1,0 +1,188 @@
+// The options of the scores in the forward kernel: element 4 j + 2 e + x of a thread's tile is the cell
+// (row + 8 e, key + 8 j + x).
+//
+// Scores are in a unit that makes the adjustments cheap: what the exponentials multiply by anyway
+// turns it into log2(e).
+#pragma once
+
+#include "cuda/ptx/shared.h"
+#include "cuda/tile/scores.h"
+
+namespace jali::tile {
+
+/// A score is so many units; above 0.
+template <cuda::ScoreOptions kOptions>
+JALI_DEVICE float score_unit(const cuda::ScoreArgs& a) {
+  if constexpr (kOptions.softcap) return a.softcap;
+  return kOptions.any_scale ? 1.0f : a.scale;
+}
+
+/// ALiBi of a thread's cells.
+struct Alibi {
+  float distance, slope;  // from the first key to the row e = 0; less the slope of its head
+
+  template <i32 kScores>
+  JALI_DEVICE void add(float (&s)[kScores]) const {
+#pragma unroll
+    for (i32 n = 0; n < kScores; ++n) {
+      const i32 further = 8 * (n / 2 % 2) - 8 * (n / 4) - n % 2;
+      s[n] = __fmaf_rn(fabsf(distance + static_cast<float>(further)), slope, s[n]);
+    }
+  }
+};
+
+/// Adds what lies in shared memory of each key, from this thread's first one on.
+template <i32 kScores>
+JALI_DEVICE void add_of_keys(float (&s)[kScores], u32 shared) {
+#pragma unroll
+  for (i32 j = 0; j < kScores / 4; ++j) {
+    u32 of_key[2];
+    ptx::load_array(shared + 32 * j, of_key);
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) {
+#pragma unroll
+      for (i32 x = 0; x < 2; ++x) s[4 * j + 2 * e + x] += __uint_as_float(of_key[x]);
+    }
+  }
+}
+
+/// A bias per row and key. PERF: some blocks of 8 keys are loaded while the tensor cores make S, the
+/// others as these are used.
+template <class T, cuda::ScoreOptions kOptions, i32 kKeys>
+struct CellBias {
+  static constexpr bool kFloat = kOptions.bias == cuda::BiasType::kFloat;
+  static constexpr i32 kSize = kFloat ? 4 : 2, kBlocks = kKeys / 8;
+  static constexpr i32 kWords = kFloat ? 2 : 1;          // of a pair of keys
+  static constexpr i32 kAhead = kOptions.bias_pairs && !kFloat ? 16 : 2;  // blocks
+
+  u64 row[2];  // addresses of the rows' cell of the first key; unless in pairs, of the rows
+  i32 last;    // key that can be loaded, counted from the first one
+  i32 key;
+  i64 stride;
+  u32 ring[kAhead][2][kOptions.bias_pairs ? kWords : 2];
+
+  template <bool kClamps>
+  JALI_DEVICE void load(i32 j) {
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) {
+      u32(&to)[kOptions.bias_pairs ? kWords : 2] = ring[j % kAhead][e];
+      if constexpr (kOptions.bias_pairs) {
+        const i64 at = i64{kClamps ? min_of(8 * j, last) : 8 * j} * kSize;
+        if constexpr (kFloat) {
+          asm volatile("ld.global.v2.b32 {%0, %1}, [%2];"
+                       : "=r"(to[0]), "=r"(to[1])
+                       : "l"(row[e] + at));
+        } else {
+          asm volatile("ld.global.b32 %0, [%1];" : "=r"(to[0]) : "l"(row[e] + at));
+        }
+      } else {
+#pragma unroll
+        for (i32 x = 0; x < 2; ++x) {
+          const u64 at = row[e] + min_of(8 * j + x, last) * stride;
+          if constexpr (kFloat) {
+            asm volatile("ld.global.b32 %0, [%1];" : "=r"(to[x]) : "l"(at));
+          } else {
+            asm volatile("{\n.reg .b16 h;\nld.global.b16 h, [%1];\ncvt.u32.u16 %0, h;\n}"
+                         : "=r"(to[x])
+                         : "l"(at));
+          }
+        }
+      }
+    }
+  }
+  /// For row i of the frame, the row 8 behind it, and keys from `first` on.
+  template <bool kClamps>
+  JALI_DEVICE void begin(const cuda::Scores<T, kOptions>& scores, i32 i, i32 first) {
+    const cuda::BiasTable& t = scores.a.bias;
+    stride = t.stride_k * kSize;
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) {
+      row[e] = reinterpret_cast<u64>(t.data) +
+               (scores.bias_row(i + 8 * e) + first * t.stride_k) * kSize;
+    }
+    last = t.keys - (kOptions.bias_pairs ? 2 : 1) - first;
+#pragma unroll
+    for (i32 j = 0; j < kAhead; ++j) load<kClamps>(j);
+  }
+  template <bool kClamps, i32 kScores>
+  JALI_DEVICE void add(float (&s)[kScores], float factor) {
+#pragma unroll
+    for (i32 j = 0; j < kBlocks; ++j) {
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+#pragma unroll
+        for (i32 x = 0; x < 2; ++x) {
+          float& at = s[4 * j + 2 * e + x];
+          const auto& from = ring[j % kAhead][e];
+          float value;
+          if constexpr (kFloat) {
+            value = __uint_as_float(from[x]);
+          } else if constexpr (kOptions.bias_pairs) {
+            value = T::value(static_cast<u16>(from[0] >> 16 * x));
+          } else {
+            value = T::value(static_cast<u16>(from[x]));
+          }
+          at = __fmaf_rn(value, factor, at);
+        }
+      }
+      if (j + kAhead < kBlocks) load<kClamps>(j + kAhead);
+    }
+  }
+};
+
+/// What dropout keeps of a thread's cells: bit 8 - kSteps + 2 g + e of byte 2 (m % 2) + x of word m / 2
+/// is the cell of block 4 g + m.
+template <i32 kKeys>
+struct Kept {
+  static constexpr i32 kSteps = kKeys / 16;
+  u32 word[2];
+
+  /// For row i of the frame, the row 8 behind it, and keys from `first` on, a multiple of 32. All lanes
+  /// of a warp call it together.
+  JALI_DEVICE void draw(u64 seed, u32 threshold, const Frame& f, i32 i, i32 first) {
+    // One call serves the eight keys of four lanes: each lane makes one of four, then they exchange.
+    const i32 quad = threadIdx.x & 3;
+    const u32 limit = threshold * 0x10001, low = limit & 0x7fff7fff;
+    word[0] = word[1] = 0;
+#pragma unroll
+    for (i32 g = 0; g < kKeys / 32; ++g) {
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        const Philox x = philox4x32_7(seed, static_cast<u32>(first / 8 + 4 * g + quad),
+                                      static_cast<u32>(i + 8 * e), static_cast<u32>(f.h),
+                                      static_cast<u32>(f.b));
+#pragma unroll
+        for (i32 half = 0; half < 2; ++half) {
+          u32 least[2];  // the top bits of both halves say whether a number is at least the limit
+#pragma unroll
+          for (i32 n = 0; n < 2; ++n) {
+            const u32 numbers = x.word[2 * half + n], more = (numbers | 0x80008000) - low;
+            least[n] = (numbers & more) | (~limit & (numbers | more));
+          }
+          const u32 bytes = ptx::permute(least[0], least[1], 0x7531);
+          word[half] = (word[half] >> 1 & 0x7f7f7f7f) | (bytes & 0x80808080);
+        }
+      }
+    }
+    ptx::exchange(word[0], word[1], quad & 2, 2);
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+      const u32 other = ptx::shuffle_xor(word[half], 1);
+      word[half] = ptx::permute(word[half], other, quad & 1 ? 0x3276 : 0x5410);
+    }
+  }
+  /// Clears pairs of weights in the operand's layout.
+  JALI_DEVICE void drop(u32 (&p)[kKeys / 4]) const {
+#pragma unroll
+    for (i32 k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (i32 m = 0; m < 4; ++m) {
+        // PERF: a byte's top bit fills a half: one permutation for two cells.
+        const u32 tops = word[m / 2] << (kSteps - 1 - k);
+        p[8 * (k / 2) + 2 * m + k % 2] &= ptx::permute(tops, tops, m % 2 ? 0xbbaa : 0x9988);
+      }
+    }
+  }
+};
+
+}  // namespace jali::tile
