@@ -24,7 +24,7 @@ bool in_pairs(const CellView& bias) {
 
 ScoreOptions score_options(const AttentionProblem& p) {
   ScoreOptions o;
-  o.any_scale = !(p.scale > 0);
+  o.any_scale = !(p.scale > 1e-20);  // kernels divide by others
   o.softcap = p.softcap > 0;
   o.bias = type_of(p.bias.dtype, p.bias.given());
   o.bias_pairs = in_pairs(p.bias);

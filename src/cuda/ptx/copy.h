@@ -15,11 +15,6 @@ JALI_DEVICE void prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-/// Fetches the sector at an address to the L2 cache.
-JALI_DEVICE void prefetch_l2(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
-}
-
 /// Loads the map's box at (c0, …), innermost first, to shared memory; its bytes count towards the
 /// barrier's phase. Elements outside the tensor arrive as zeros.
 JALI_DEVICE void load_box(u32 shared, const TensorMap& map, u32 barrier, i32 c0, i32 c1, i32 c2,

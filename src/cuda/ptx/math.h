@@ -26,7 +26,8 @@ JALI_DEVICE float tanh_fast(float x) {
 /// multiplication, which do this, are eight times as wide as those of exp2_fast.
 JALI_DEVICE float exp2_polynomial(float x) {
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-127.0f));
-  constexpr float kRound = 12582912.0f;  // 1.5 · 2^23: what it is added to is rounded, in the low bits
+  constexpr float kRound =
+      12582912.0f;  // 1.5 · 2^23: what it is added to is rounded, in the low bits
   const float whole = x + kRound, rest = x - (whole - kRound);
   float y = __fmaf_rn(rest, 0.05517166f, 0.24261116f);
   y = __fmaf_rn(y, rest, 0.69326099f);

@@ -52,20 +52,19 @@ template <class T, cuda::ScoreOptions kOptions, i32 kKeys>
 struct CellBias {
   static constexpr bool kFloat = kOptions.bias == cuda::BiasType::kFloat;
   static constexpr i32 kSize = kFloat ? 4 : 2, kBlocks = kKeys / 8;
-  static constexpr i32 kWords = kFloat ? 2 : 1;          // of a pair of keys
+  static constexpr i32 kWords = kFloat || !kOptions.bias_pairs ? 2 : 1;   // of two keys
   static constexpr i32 kAhead = kOptions.bias_pairs && !kFloat ? 16 : 2;  // blocks
 
   u64 row[2];  // addresses of the rows' cell of the first key; unless in pairs, of the rows
   i32 last;    // key that can be loaded, counted from the first one
-  i32 key;
-  i64 stride;
-  u32 ring[kAhead][2][kOptions.bias_pairs ? kWords : 2];
+  i64 stride;  // bytes from key to key
+  u32 ring[kAhead][2][kWords];
 
   template <bool kClamps>
   JALI_DEVICE void load(i32 j) {
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
-      u32(&to)[kOptions.bias_pairs ? kWords : 2] = ring[j % kAhead][e];
+      u32(&to)[kWords] = ring[j % kAhead][e];
       if constexpr (kOptions.bias_pairs) {
         const i64 at = i64{kClamps ? min_of(8 * j, last) : 8 * j} * kSize;
         if constexpr (kFloat) {
@@ -97,8 +96,8 @@ struct CellBias {
     stride = t.stride_k * kSize;
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
-      row[e] = reinterpret_cast<u64>(t.data) +
-               (scores.bias_row(i + 8 * e) + first * t.stride_k) * kSize;
+      row[e] =
+          reinterpret_cast<u64>(t.data) + (scores.bias_row(i + 8 * e) + first * t.stride_k) * kSize;
     }
     last = t.keys - (kOptions.bias_pairs ? 2 : 1) - first;
 #pragma unroll
@@ -135,7 +134,8 @@ struct CellBias {
 template <i32 kKeys>
 struct Kept {
   static constexpr i32 kSteps = kKeys / 16;
-  u32 word[2];
+  // Two are used. PERF: with fewer here, ptxas orders kernels without dropout otherwise.
+  u32 word[kKeys / 16];
 
   /// For row i of the frame, the row 8 behind it, and keys from `first` on, a multiple of 32. All lanes
   /// of a warp call it together.
@@ -148,9 +148,9 @@ struct Kept {
     for (i32 g = 0; g < kKeys / 32; ++g) {
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
-        const Philox x = philox4x32_7(seed, static_cast<u32>(first / 8 + 4 * g + quad),
-                                      static_cast<u32>(i + 8 * e), static_cast<u32>(f.h),
-                                      static_cast<u32>(f.b));
+        const Philox x =
+            philox4x32_7(seed, static_cast<u32>(first / 8 + 4 * g + quad),
+                         static_cast<u32>(i + 8 * e), static_cast<u32>(f.h), static_cast<u32>(f.b));
 #pragma unroll
         for (i32 half = 0; half < 2; ++half) {
           u32 least[2];  // the top bits of both halves say whether a number is at least the limit

@@ -86,29 +86,6 @@ struct Scores {
     if constexpr (kOptions.bias == BiasType::kNone) return 0;
     return load<kOptions.bias>(a.bias.data, row + min_of(j, a.bias.keys - 1) * a.bias.stride_k);
   }
-  /// Adds the bias of keys j and j + 1 of the row that starts at `row`; j is even.
-  JALI_DEVICE void add_bias(i64 row, i32 j, float (&to)[2]) const {
-    if constexpr (kOptions.bias == BiasType::kNone) return;
-    const BiasTable& t = a.bias;
-    if constexpr (kOptions.bias_pairs) {
-      const i64 at = row + min_of(j, t.keys - 2);
-      if constexpr (kOptions.bias == BiasType::kFloat) {
-        const float2 pair =
-            *reinterpret_cast<const float2*>(static_cast<const float*>(t.data) + at);
-        to[0] += pair.x;
-        to[1] += pair.y;
-      } else {
-        const u32 pair = *reinterpret_cast<const u32*>(static_cast<const u16*>(t.data) + at);
-        to[0] += T::value(static_cast<u16>(pair));
-        to[1] += T::value(static_cast<u16>(pair >> 16));
-      }
-    } else {
-#pragma unroll
-      for (i32 x = 0; x < 2; ++x) {
-        to[x] += bias(row, j + x);
-      }
-    }
-  }
   JALI_DEVICE float key_bias(i32 j) const {
     if constexpr (kOptions.key_bias == BiasType::kNone) return 0;
     const BiasTable& t = a.key_bias;

@@ -55,9 +55,9 @@ JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&sh
 #pragma unroll
     for (i32 x = 0; x < 2; ++x) {
       float& at = s[4 * j + 2 * e + x];
-      const float power = __fmaf_rn(at, scale, -shift[e]);
-      const bool polynomial = (2 * j + x) * kPolynomials % 8 + kPolynomials >= 8;
-      at = polynomial ? ptx::exp2_polynomial(power) : ptx::exp2_fast(power);
+      at = __fmaf_rn(at, scale, -shift[e]);
+      at = (2 * j + x) * kPolynomials % 8 + kPolynomials >= 8 ? ptx::exp2_polynomial(at)
+                                                              : ptx::exp2_fast(at);
       total[2 * e + x] += at;
     }
   }

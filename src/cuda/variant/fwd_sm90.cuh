@@ -10,14 +10,15 @@
 //           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map,
 //           and notes the active ones); one thread of warp 0 loads what the notes say; warps 2 and 3
 //           find out what consumers need to know of a mask: of a light one the numbers of each row, of
-//           a heavy one the cells of partial tiles. The other warpgroups: 64 rows each; S of the next
+//           a heavy one the cells of partial tiles; and they load the bias of keys. The other warpgroups: 64 rows each; S of the next
 //           key tile is in flight with O += P V of the last one, across row tiles too. Three take turns
 //           at the tensor cores.
-// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; notes of key
-//           tiles, and the row tiles they belong to.
-// Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader; q_empty, k_empty, v_empty: one
+// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; the bias of
+//           keys; notes of key tiles, and the row tiles they belong to.
+// Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader, k_full one a finder warp more if
+//           keys have a bias; q_empty, k_empty, v_empty: one
 //           arrival a consumer warp, when the tensor cores have read the slot. note_full: 1, by the
-//           planner; note_empty: the loader and, if there is a mask, each finder warp; consumers need
+//           planner; note_empty: the loader and, if they find anything, each finder warp; consumers need
 //           not arrive (Loader::run). cells_full: one a finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: ForwardShape, forward_shape, ForwardArgs; Forward: Shared, RowTile,
 //           plan, Loader, find, Consumer and consume, run.
@@ -45,11 +46,11 @@ struct ForwardShape {
   i32 stages = 2;      // of K
   i32 v_split = 1;     // a V stage holds keys / v_split keys
   i32 v_stages = 2;
-  i32 cells = 0;       // slots for what a mask says of a tile's rows,
-  i32 row_bytes = 0;   // so much of each
-  i32 key_bias_bytes = 0;
-  bool turns = false;  // consumers take turns at the tensor cores
-  i32 early = 0;       // blocks of 8 keys with exponentials before the wait for P V
+  i32 cells = 0;           // slots for what a mask says of a tile's rows,
+  i32 row_bytes = 0;       // so much of each
+  i32 key_bias_bytes = 0;  // a float a key, kKeyBiasSlots tiles
+  bool turns = false;      // consumers take turns at the tensor cores
+  i32 early = 0;           // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
   i32 loader_registers = 56, consumer_registers = 224;
 
@@ -96,12 +97,14 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.loader_registers = 72;  // lookups take many, consumers none for the mask
     s.consumer_registers = 216;
   }
-  // What both need of a tile of 128 keys would spill.
-  if (bias && (options.dropout || !options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
+  // What these need of a tile of 128 keys would spill.
+  if (options.loads() && options.dropout) s.keys = 64;
+  if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   if (options.key_bias != BiasType::kNone) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
   if (!s.fits(kD, kDv)) s.slots = 1;
   if (s.fits(kD, kDv)) return s;
-  if (lean) {  // one and a half key tiles of V: D192 691, with tiles of 64 keys 608
+  if (lean &&
+      !options.loads()) {  // one and a half key tiles of V: D192 691, with tiles of 64 keys 608
     ForwardShape split = s;
     split.v_split = 2;
     split.v_stages = 3;
@@ -191,12 +194,12 @@ struct Forward {
   static_assert(kTiles + kTileSlots * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
-  static constexpr bool kLazy = true;
+  static constexpr bool kLazy = !kOptions.adjusts();  // PERF: beside options it gains nothing
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
                         kOfKeys = kOptions.key_bias != BiasType::kNone;
-  static constexpr bool kFinds = kMasked || kOptions.loads();
+  static constexpr bool kFinds = kMasked || kOfKeys;
   // PERF: tanh takes the exponentials' units.
-  static constexpr i32 kPolynomials = kOptions.softcap ? 4 : 0;
+  static constexpr i32 kPolynomials = kOptions.softcap ? 3 : 0;
 
   // What the planner notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
@@ -458,7 +461,7 @@ struct Forward {
   };
 
   // ---- finders --------------------------------------------------------------------------------
-  /// What consumers need to know of a mask: if it is heavy, the cells of partial tiles, if it is
+  /// The bias of keys, and what consumers need to know of a mask: if it is heavy, the cells of partial tiles, if it is
   /// light, what the rows of each row tile are to it. PERF: where consumers looked up cells, a partial
   /// tile took three times as long as a full one, mostly waiting.
   JALI_DEVICE static void find(const ForwardArgs& a, const M& mask, const Shared& sm) {
@@ -473,7 +476,7 @@ struct Forward {
         break;
       }
       if (note & kFirst) ++opened;
-      if constexpr (kOptions.loads()) find_biases(a, sm, opened - 1, n, (note >> 3) * kKeys);
+      if constexpr (kOfKeys) find_key_bias(a, sm, opened - 1, n, (note >> 3) * kKeys);
       if (kMasked && note & (kHeavy ? kPartial : kFirst)) {
         constexpr i32 kModulus = max_of(kCellSlots, 1);
         const u32 slot = found % kModulus;
@@ -501,40 +504,28 @@ struct Forward {
     __syncwarp();
     barrier_arrive_if(sm.k_full(n % kStages), (threadIdx.x & 31) == 0);
   }
-  /// Brings the biases of key tile n, which begins with `key`: of keys to shared memory, of cells to
-  /// the L2 cache. PERF: where consumers loaded biases of keys, dense attention took 2.4 times as long.
-  JALI_DEVICE static void find_biases(const ForwardArgs& a, const Shared& sm, i32 tile, u32 n,
-                                      i32 key) {
-    const i32 thread = threadIdx.x - 32 * (4 - kFinders);
+  /// Brings the bias of the keys of tile n, which begins with `key`, to shared memory, in the unit of
+  /// scores. PERF: where consumers loaded it, dense attention took 2.4 times as long.
+  JALI_DEVICE static void find_key_bias(const ForwardArgs& a, const Shared& sm, i32 tile, u32 n,
+                                        i32 key) {
+    constexpr i32 kThreads = 32 * kFinders;
+    const i32 thread = threadIdx.x - (128 - kThreads);
     const RowTile t = RowTile::load(sm.tile(tile));
     const Scores<T, kOptions> scores(a.scores, t.f);
-    constexpr i32 kThreads = 32 * kFinders;
     float of_key[kKeys / kThreads];
 #pragma unroll
     for (i32 x = 0; x < kKeys / kThreads; ++x) {
       of_key[x] = scores.key_bias(key + x * kThreads + thread);
     }
-    // Consumers have used the tile kKeyBiasSlots before this one: they are behind K of the last but one.
+    // Whoever is done with K of the last tile but one has used the bias of that before it.
     barrier_wait(sm.k_empty(n % kStages), (n / kStages & 1) ^ 1);
-    if constexpr (kBias && kOptions.bias_pairs) {
-      constexpr i32 kCells = kOptions.bias == BiasType::kFloat ? 8 : 16;  // of a sector
-      const BiasTable& b = a.scores.bias;
-#pragma unroll 1
-      for (i32 x = thread; x < kRows * (kKeys / kCells); x += kThreads) {
-        const i32 j = key + x % (kKeys / kCells) * kCells;
-        const i64 at = scores.bias_row(t.row + x / (kKeys / kCells)) + min_of(j, b.keys - 1);
-        prefetch_l2(static_cast<const u16*>(b.data) + at * (16 / kCells * 1));
-      }
-    }
-    if constexpr (kOfKeys) {
-      const float factor = __fdividef(1.0f, tile::score_unit<kOptions>(a.scores));
+    const float factor = __fdividef(1.0f, tile::score_unit<kOptions>(a.scores));
 #pragma unroll
-      for (i32 x = 0; x < kKeys / kThreads; ++x) {
-        store_shared(sm.key_bias(n) + 4 * (x * kThreads + thread),
-                     __float_as_int(of_key[x] * factor));
-      }
-      arrive_k(sm, n);
+    for (i32 x = 0; x < kKeys / kThreads; ++x) {
+      store_shared(sm.key_bias(n) + 4 * (x * kThreads + thread),
+                   __float_as_int(of_key[x] * factor));
     }
+    arrive_k(sm, n);
   }
   JALI_DEVICE static void find_rows(const M& mask, const RowTile& t, u32 shared) {
     using Row = Words<typename M::Row>;
@@ -566,9 +557,9 @@ struct Forward {
 
     float s[kKeys / 2], o[kDv / 2];
     u32 p[kKeys / 4];
+    tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
-    tile::Kept<kKeys> kept;
     tile::Alibi alibi;
     tile::CellBias<T, kOptions, kKeys> bias;
 
@@ -636,7 +627,8 @@ struct Forward {
       if constexpr (kOptions.alibi) {
         const RowTile t = row_tile();
         alibi.distance = static_cast<float>(t.row + row() + t.f.q_offset - key_of(0));
-        alibi.slope = __fdividef(-a.scores.alibi_slopes[t.f.h], tile::score_unit<kOptions>(a.scores));
+        alibi.slope =
+            __fdividef(-a.scores.alibi_slopes[t.f.h], tile::score_unit<kOptions>(a.scores));
       }
       if constexpr (kBias) {
         const RowTile t = row_tile();
