@@ -125,6 +125,13 @@ JALI_DEVICE i32 opaque(i32 x) {
   return x;
 }
 
+/// gridDim.x, read where it stands.
+JALI_DEVICE u32 num_blocks() {
+  u32 x;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(x));
+  return x;
+}
+
 /// Keeps the work that makes x before the next wait: a store under a condition that never holds.
 /// PERF: without it ptxas moves exponentials behind the wait for the tensor cores (-5 %).
 JALI_DEVICE void pin(float x, u32 shared) {

@@ -20,6 +20,22 @@ JALI_DEVICE void wait_at_least(const i32* counter, i32 value) {
   fence_device();
   fence_proxies();
 }
+/// Until *counter >= value, `seen` being a value that it had before. It says nothing of other memory.
+JALI_DEVICE void await_count(const i32* counter, i32 value, i32 seen) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .b32 x;\nmov.b32 x, %2;\nwait:\nsetp.ge.s32 p, x, %1;\n@p bra done;\n"
+      "ld.relaxed.gpu.global.b32 x, [%0];\nbra wait;\ndone:\n}" ::"l"(counter),
+      "r"(value), "r"(seen)
+      : "memory");
+}
+/// Counts if `condition`, and says nothing of other memory.
+JALI_DEVICE void add_one_if(i32* counter, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p red.relaxed.gpu.global.add.s32 [%0], 1;\n}" ::
+          "l"(counter),
+      "r"(static_cast<i32>(condition))
+      : "memory");
+}
 /// Of a counter that others change.
 JALI_DEVICE i32 glance(const i32* counter) {
   i32 x;

@@ -291,7 +291,7 @@ struct BackwardTiles {
       if (lane == 0) {
         store_shared(loader.sm.next(), -1);
         // PERF: what other blocks have begun, and as much again.
-        loader.notes->wanted = order().reach(n + 2 * gridDim.x);
+        loader.notes->wanted = order().reach(n + 2 * (kOrdered ? num_blocks() : gridDim.x));
         const i32 section = loader.prepared(loader.items, false).section;
         if (section != load_shared(loader.sm.ready_section())) {
           wait_at_least(a.prepared + section, a.row_order().in_section(section));
@@ -327,7 +327,9 @@ struct BackwardTiles {
         if constexpr (kMapped) {
           const i32 line = (varlen ? cuda::first_slot(f.k_start, f.b, kKeys) : 0) + head.key_tile;
           const i32 words = ceil_div(f.num_rows, 32 * kRows);
-          cuda::for_each_active<false>(a.key_map.line(f, line), words, visit);
+          // kOrdered: rows that all keys see come first under a causal mask, so that key tiles need
+          // not wait until others come to where they begin.
+          cuda::for_each_active<kOrdered>(a.key_map.line(f, line), words, visit);
         } else {
           // Keys behind the end have to be hidden; rows there weigh nothing as they are.
           const bool partial = item.key + kKeys > f.num_keys;
@@ -430,24 +432,35 @@ struct BackwardTiles {
     number = broadcast(number);
     if (kOrdered) turn = broadcast(load_shared(sm.note(stage) + 16));
   }
-  /// kOrdered: lets the key tiles that come after this one add to the row tile `sent`, whose dQ this
-  /// warp has sent (none: -1). kByEngine: by the copy engine.
+  // kOrdered: the sums of dq of a row tile are added to in turns, warp by warp.
+  // NOTE: additions are made in L2, those of the copy engine too, and are there when its group, or a
+  // fence, is complete. So turns are counted and awaited without an order of other memory. PERF: fences
+  // on both sides would take time in every turn.
+
+  /// Ends the turn at row tile `sent`, to whose dQ this warp has added (none: -1). kByEngine: by the
+  /// copy engine.
   template <bool kByEngine>
   JALI_DEVICE static void end_turn(const BackwardArgs& a, i32& sent, i32 lane) {
     if (!kOrdered) return;
-    kByEngine ? bulk_wait() : fence_device();
-    __syncwarp();
-    count_if(a.turns + max_of(sent, 0), sent >= 0 & lane == 0);
+    if (kByEngine) {
+      bulk_wait();
+    } else {
+      fence_device();
+      __syncwarp();
+    }
+    add_one_if(a.turns + max_of(sent, 0), sent >= 0 & lane == 0);
     sent = -1;
   }
-  /// kOrdered: ends the last turn, and waits for the key tiles before this one in row tile `number`,
-  /// whose dQ is sent next if it is due.
-  template <bool kByEngine>
+  /// How many warps have added to a row tile.
+  JALI_DEVICE static i32 turns_of(const BackwardArgs& a, i32 number) {
+    return kOrdered ? glance(a.turns + number) : 0;
+  }
+  /// Waits for the key tiles before this one in row tile `number`, whose dQ is sent next if it is due;
+  /// turns: how many had added to it before.
   JALI_DEVICE static void wait_turn(const BackwardArgs& a, bool due, i32 number, i32 turn,
-                                    i32& sent, i32 lane) {
+                                    i32 turns, i32& sent) {
     if (!kOrdered) return;
-    end_turn<kByEngine>(a, sent, lane);
-    wait_at_least(a.turns + number, due ? turn * kConsumerWarps : 0);
+    await_count(a.turns + number, due ? turn * kConsumerWarps : 0, turns);
     sent = due ? number : -1;
   }
   /// What accumulators start at: the statistics of the rows; zeros where options come between.

@@ -209,7 +209,7 @@ struct Backward {
       }
     }
     /// Hands this warp's dQ to the copy engine, if one is due.
-    JALI_DEVICE void send_dq(u32 buffer, bool due) {
+    JALI_DEVICE void send_dq(u32 buffer, bool due, i32 turns) {
       constexpr i32 kOddBlocks = (kD % 64 ? kD % 64 : 64) / 8;  // of 8 columns, in the last half
       barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
       bulk_wait_read();
@@ -221,7 +221,7 @@ struct Backward {
       }
       fence_async();
       __syncwarp();
-      Tiles::template wait_turn<true>(a, due, last_number, last_turn, sent, lane);
+      Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
       const u32 bytes = (kSplitsRows || wg == 1 ? kOddBlocks : 8) * 512;
       add_bulk_if(a.dq_sum + i64(last_number) * kTile.dq_floats + warp * 1024, from, bytes,
                   due & lane == 0);
@@ -266,6 +266,8 @@ struct Backward {
         Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
         wgmma_commit();
       }
+      // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
+      Tiles::template end_turn<true>(a, sent, lane);
       wgmma_wait<0>();
       tie(dp);
       // PERF: not earlier, which would keep the warpgroups in step (-7 % at D 64); not later, since
@@ -283,6 +285,7 @@ struct Backward {
       fence_async();
       __syncwarp();
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
+      const i32 turns = Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       tie(dq());
       wgmma_fence();
@@ -296,7 +299,7 @@ struct Backward {
       counts += 4;
       wgmma_wait<1>();
       tie(dq());
-      send_dq(last_buffer, due);
+      send_dq(last_buffer, due, turns);
       Tiles::next_note(sm, steps(), flags, number, turn);
       wgmma_wait<0>();
       tie(p);
@@ -327,6 +330,8 @@ struct Backward {
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps() - 1) % 2;
+      Tiles::template end_turn<true>(a, sent, lane);
+      const i32 turns = Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, buffer), (steps() - 1) / 2 & 1);
       tie(dq());
       wgmma_fence();
@@ -339,7 +344,7 @@ struct Backward {
       wgmma_wait<0>();
       tie(dq());
       barrier_arrive_if(sm.k_empty(), lane == 0);
-      send_dq(buffer, true);
+      send_dq(buffer, true, turns);
       Tiles::store(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane);
       Tiles::template end_turn<true>(a, sent, lane);
     }

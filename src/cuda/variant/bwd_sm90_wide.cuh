@@ -264,6 +264,7 @@ struct BackwardWide {
         weigh<kHides>(buffer);
       }
       barrier_wait(kKeySide ? sm.q_full(stage) : sm.o_full(stage), parity);
+      const i32 turns = Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       tie(x);
       tie(w);
@@ -275,7 +276,8 @@ struct BackwardWide {
       ++steps;
       wgmma_wait<1>();
       tie(x);
-      Tiles::template wait_turn<false>(a, due, last_number, last_turn, sent, lane);
+      Tiles::template end_turn<false>(a, sent, lane);
+      Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
       if (kBlocks > 0) send_dq(0, due);
       if (kBlocks > 1) {
         tie(x);
@@ -311,7 +313,8 @@ struct BackwardWide {
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps - 1) % 2;
       barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
-      Tiles::template wait_turn<false>(a, true, last_number, last_turn, sent, lane);
+      Tiles::template end_turn<false>(a, sent, lane);
+      Tiles::wait_turn(a, true, last_number, last_turn, Tiles::turns_of(a, last_number), sent);
 #pragma unroll
       for (i32 block = 0; block < kBlocks; ++block) {
         tie(x);
