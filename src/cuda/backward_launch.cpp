@@ -10,10 +10,10 @@ i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
 
 Strides strides_of(const HeadView& view) { return {view.stride_b, view.stride_h, view.stride_l}; }
 
-/// What the kernels are compiled for; they have no loads of pairs.
+/// What the kernels are compiled for; they have no loads of pairs of floats.
 ScoreOptions backward_options(const AttentionProblem& p) {
   ScoreOptions options = score_options(p);
-  options.bias_pairs = false;
+  options.bias_pairs &= options.bias == BiasType::kHalf;
   return options;
 }
 
@@ -126,7 +126,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.section = section(p, rows, a.heads, call.device().num_sms);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
-  a.lse_factor = backward_options(p).adjusts() ? -kLog2E : static_cast<float>(-1 / p.scale);
+  a.lse_factor = adjusts_products(backward_options(p)) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
   if (!p.mask->trivial()) {
     a.key_map = call.tile_map(tile.rows, tile.keys, true);

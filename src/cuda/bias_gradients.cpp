@@ -1,5 +1,7 @@
 #include "cuda/bias_gradients.h"
 
+#include "cuda/score_arguments.h"
+
 namespace jali::cuda {
 namespace {
 
@@ -28,6 +30,7 @@ BiasGradients bias_gradients(const AttentionProblem& p, const BackwardViews& gra
     const bool alone = (d.stride_b != 0 || p.B == 1) && d.head_div == 1;
     wanted.cells = !alone                   ? CellGradient::kAdd
                    : d.dtype == DType::kF32 ? CellGradient::kFloat
+                   : in_pairs(d)            ? CellGradient::kPairs
                                             : CellGradient::kHalf;
   }
   wanted.keys = over_keys(d) || grads.dkey_bias.given();
@@ -103,9 +106,14 @@ void BiasGradientSums::begin(const KernelText& module) const {
   }
   if (wanted_.cells == CellGradient::kAdd) {
     call_.clear(a_.dbias.data, kBytes * num_cells(p_, grads_.dbias));
-  } else if (wanted_.cells != CellGradient::kNone) {
+  } else if (wanted_.cells != CellGradient::kNone && !visits_all()) {
     write_cells(module, nullptr);
   }
+}
+
+bool BiasGradientSums::visits_all() const {
+  const CellView& d = grads_.dbias;
+  return p_.mask->trivial() && !p_.varlen && d.num_rows == p_.Lq && d.num_keys == p_.Lk;
 }
 
 void BiasGradientSums::finish(const KernelText& module) const {

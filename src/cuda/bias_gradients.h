@@ -29,6 +29,8 @@ class BiasGradientSums {
   TokenGradient token_gradient(const TokenSums& sums, const HeadView& to, i32 num_b,
                                i32 num_l) const;
   void sum(const KernelText& module, const TokenGradient& gradient) const;
+  /// Whether the main kernel stores a gradient for every cell.
+  bool visits_all() const;
   void write_cells(const KernelText& module, const float* sums) const;
 
   Call& call_;

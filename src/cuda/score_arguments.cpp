@@ -12,15 +12,15 @@ BiasType type_of(DType dtype, bool given) {
   return dtype == DType::kF32 ? BiasType::kFloat : BiasType::kHalf;
 }
 
-/// Whether two neighbouring keys of a row can be loaded as one word.
-bool in_pairs(const CellView& bias) {
-  const i64 pair = 2 * (bias.dtype == DType::kF32 ? 4 : 2);
-  const bool strides = bias.stride_b % 2 == 0 && bias.stride_h % 2 == 0 && bias.stride_i % 2 == 0;
-  return bias.given() && bias.stride_j == 1 && bias.num_keys % 2 == 0 && strides &&
-         reinterpret_cast<u64>(bias.data) % pair == 0;
-}
-
 }  // namespace
+
+bool in_pairs(const CellView& cells) {
+  const i64 pair = 2 * (cells.dtype == DType::kF32 ? 4 : 2);
+  const bool strides =
+      cells.stride_b % 2 == 0 && cells.stride_h % 2 == 0 && cells.stride_i % 2 == 0;
+  return cells.given() && cells.stride_j == 1 && cells.num_keys % 2 == 0 && strides &&
+         reinterpret_cast<u64>(cells.data) % pair == 0;
+}
 
 ScoreOptions score_options(const AttentionProblem& p) {
   ScoreOptions o;

@@ -9,6 +9,8 @@
 namespace jali::cuda {
 
 ScoreOptions score_options(const AttentionProblem& problem);
+/// Whether keys 2 n and 2 n + 1 of a row can be loaded and stored as one word.
+bool in_pairs(const CellView& cells);
 /// As a C++ expression.
 std::string text_of(const ScoreOptions& options);
 /// May launch what brings the sinks and the seed into the form that kernels read.

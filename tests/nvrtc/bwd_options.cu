@@ -2,8 +2,9 @@
 #include "cuda/tile/backward_sums.h"
 #include "nvrtc/bwd.h"
 
-BACKWARD_OPTIONS(Backward, any_scale, BF16, 128, 128, leaf::Causal, false, (.any_scale = true), ())
-BACKWARD_OPTIONS(BackwardWide, softcap, BF16, 128, 128, Streaming, false, (.softcap = true), ())
+BACKWARD_OPTIONS(BackwardWide, any_scale, BF16, 128, 128, leaf::Causal, false, (.any_scale = true),
+                 ())
+BACKWARD_OPTIONS(Backward, softcap, BF16, 128, 128, Streaming, false, (.softcap = true), ())
 BACKWARD_OPTIONS(Backward, alibi_sinks, FP16, 96, 96, leaf::Causal, true,
                  (.alibi = true, .sinks = true), ())
 BACKWARD_OPTIONS(Backward, key_bias, BF16, 128, 128, leaf::Causal, false,
@@ -14,6 +15,11 @@ BACKWARD_OPTIONS(BackwardWide, softcap_key_bias, FP16, 64, 64, leaf::Window, fal
                  (.softcap = true, .key_bias = BiasType::kHalf, .dropout = true), (.keys = true))
 BACKWARD_OPTIONS(Backward, row_bias, BF16, 64, 64, leaf::Causal, false, (.sinks = true),
                  (.rows = true))
+BACKWARD_OPTIONS(Backward, dropout, BF16, 128, 128, leaf::Causal, true, (.dropout = true), ())
+BACKWARD_OPTIONS(Backward, bias_pairs, BF16, 128, 128, leaf::Causal, false,
+                 (.bias = BiasType::kHalf, .bias_pairs = true), (.cells = CellGradient::kPairs))
+BACKWARD_OPTIONS(Backward, bias_pairs_64, FP16, 64, 64, Streaming, false,
+                 (.bias = BiasType::kHalf, .bias_pairs = true), (.cells = CellGradient::kPairs))
 BACKWARD_OPTIONS(BackwardWide, bias, BF16, 128, 128, leaf::Causal, false, (.bias = BiasType::kHalf),
                  (.cells = CellGradient::kHalf))
 BACKWARD_OPTIONS(BackwardWide, softcap_bias_64, FP16, 64, 64, Streaming, true,

@@ -53,8 +53,9 @@ JALI_HD constexpr i64 offset(const Strides& s, i32 b, i32 h, i64 l) {
 }
 
 /// How the gradient of a bias over rows and keys leaves the main kernel. kHalf, kFloat: every cell
-/// has one (sequence, query head), which stores it in that dtype (kHalf: q's). kAdd: several add.
-enum class CellGradient : u8 { kNone, kHalf, kFloat, kAdd };
+/// has one (sequence, query head), which stores it in that dtype (kHalf: q's; kPairs: keys 2 n and
+/// 2 n + 1 of a row as one word of two). kAdd: several add.
+enum class CellGradient : u8 { kNone, kHalf, kPairs, kFloat, kAdd };
 /// The gradients of biases that a kernel is compiled for.
 struct BiasGradients {
   CellGradient cells = CellGradient::kNone;
@@ -65,9 +66,14 @@ struct BiasGradients {
   constexpr bool per_tile() const { return cells != CellGradient::kNone || keys; }
 };
 
-/// Whether the main kernel has anything to do with options and gradients of biases.
-constexpr bool in_main_kernel(const ScoreOptions& options, const BiasGradients& wanted) {
-  return options.adjusts() || options.dropout || wanted.per_tile();
+/// Whether all that is done to scores is an addition: then they start at it, beside LSE, and there is
+/// nothing to do when the product is there.
+constexpr bool adds_to_scores(const ScoreOptions& options) {
+  return (options.alibi || options.loads()) && !options.any_scale && !options.softcap;
+}
+/// Whether products become scores by more than a positive factor.
+constexpr bool adjusts_products(const ScoreOptions& options) {
+  return options.adjusts() && !adds_to_scores(options);
 }
 
 /// Cells (b, h / head_div, i, j); stride 0 where they are shared. Only i < rows, j < keys are
@@ -97,7 +103,7 @@ struct BackwardArgs {
   i32 section = 1;    // heads whose q and dout stay in L2 together
   float scale = 0, scale_log2 = 0;  // scale_log2 = scale · log2(e)
   float lse_factor = 0;      // from LSE to neg_lse: -1 / scale, what raw scores start at; where
-                             // options adjust scores -log2(e), added to what they become
+                             // options adjust products -log2(e), added to what they become
   TileMap key_map, row_map;  // of a mask; of row tiles: deterministic only
   // What blocks tell each other, zero before:
   i32* taken = nullptr;     // [3] key tiles; row tiles to prepare; row tiles to round

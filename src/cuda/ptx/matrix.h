@@ -43,5 +43,12 @@ JALI_DEVICE void store_matrices(u32 shared, const u32* w) {
                "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                : "memory");
 }
+/// The transpose of an 8 x 8 matrix of 16-bit numbers: a lane has row lane / 4, columns 2 (lane % 4) and
+/// the next.
+JALI_DEVICE u32 transpose_matrix(u32 word) {
+  u32 to;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(word));
+  return to;
+}
 
 }  // namespace jali::ptx

@@ -25,6 +25,11 @@ JALI_DEVICE i32 load_shared(u32 shared) {
   return x;
 }
 
+/// Brings the sector of `global` to the L2 cache.
+JALI_DEVICE void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 /// One, two or four words at an address that is a multiple of their size.
 template <i32 kCount>
 JALI_DEVICE void load_array(u32 shared, u32 (&w)[kCount]) {

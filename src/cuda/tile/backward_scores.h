@@ -15,32 +15,47 @@ struct CellPlace {
   i32 line;  // the key in its tile
 };
 
-/// Bit n of the word of lane 4 q + r changes places with bit q of the word of lane 4 n + r, in each
-/// byte of the words by itself.
+/// Numbers of 3 bits: bits 4, 0 and 1 of a bit's place in its word are those of one, `lane / 4` is
+/// another: they change places.
 JALI_DEVICE u32 transpose_bits(u32 word, i32 lane) {
-  constexpr u32 kLow[3] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu};
+  constexpr u32 kLow[3] = {0x0000ffffu, 0x55555555u, 0x33333333u};
+  constexpr i32 kShift[3] = {16, 1, 2};
 #pragma unroll
   for (i32 n = 0; n < 3; ++n) {
-    const i32 shift = 1 << n;
-    const u32 other = ptx::shuffle_xor(word, 4 * shift);
-    word = lane & 4 * shift ? (word & ~kLow[n]) | (other >> shift & kLow[n])
-                            : (word & kLow[n]) | (other & kLow[n]) << shift;
+    const u32 other = ptx::shuffle_xor(word, 4 << n);
+    word = lane & 4 << n ? (word & ~kLow[n]) | (other >> kShift[n] & kLow[n])
+                         : (word & kLow[n]) | (other & kLow[n]) << kShift[n];
   }
   return word;
 }
 
-/// Ones in the low half where bit 0 is set, in the high half where bit 1 is.
-JALI_DEVICE u32 kept_halves(u32 bits) {
-  return (bits & 1 ? 0x0000ffffu : 0) | (bits & 2 ? 0xffff0000u : 0);
+/// Ones in the low half where bit k is set, in the high half where bit 16 + k is, k < 16.
+JALI_DEVICE u32 dropped_halves(u32 bits, i32 k) {
+  // Two bytes of the sign of byte k / 8, two of that of byte 2 + k / 8.
+  return ptx::permute_bytes(bits << (7 - k % 8), k < 8 ? 0xaa88 : 0xbb99);
 }
+
+template <cuda::BiasType kType>
+struct BiasWordOf {
+  using Type = u16;
+};
+template <>
+struct BiasWordOf<cuda::BiasType::kFloat> {
+  using Type = u32;
+};
+/// A bias as stored.
+template <cuda::BiasType kType>
+using BiasWord = typename BiasWordOf<kType>::Type;
 
 /// kTogether: blocks of 8 rows whose loads may be under way together.
 template <class T, i32 kRows, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted,
           i32 kTogether>
 struct BackwardScores {
   using Args = cuda::BackwardArgs;
-  /// Whether the main kernel has anything to do with the options.
-  static constexpr bool kOn = cuda::in_main_kernel(kOptions, kWanted);
+  static constexpr bool kAdds = cuda::adds_to_scores(kOptions);
+  static constexpr bool kAdjusts = cuda::adjusts_products(kOptions);
+  /// Whether there is anything to do besides exponentials when the products are there.
+  static constexpr bool kOn = kAdjusts || kOptions.dropout || kWanted.per_tile();
 
   const Args& a;
   const CellPlace& at;
@@ -50,14 +65,98 @@ struct BackwardScores {
 
   JALI_DEVICE BackwardScores(const Args& args, const CellPlace& place, u32 statistics)
       : a(args), at(place), scores(args.scores, place.f), neg_lse(statistics) {
+    if constexpr (!kAdjusts) return;
     of_key[0] = scores.key_bias(at.key);
     of_key[1] = scores.key_bias(at.key + 8);
   }
 
+  /// What is added to the scores of a tile, where it is all that is done to them.
+  struct Added {
+    // PERF: pairs of keys are loaded as rows, coalesced, and transposed.
+    static constexpr bool kPairs = kOptions.bias_pairs;
+    static constexpr bool kBias = kAdds && kOptions.bias != cuda::BiasType::kNone;
+    u32 bias[kBias ? kRows / (kPairs ? 4 : 2) : 1];  // as stored
+    float of_key[2], slope, distance;                // of the first cell
+
+    /// PERF: early; the rows behind it are brought near.
+    JALI_DEVICE void load(const Args& a, const CellPlace& at, i32 lane) {
+      const cuda::Scores<T, kOptions> scores(a.scores, at.f);
+      slope = scores.slope;
+      distance = static_cast<float>(at.row + at.f.q_offset - at.key);
+      of_key[0] = scores.key_bias(at.key);
+      of_key[1] = scores.key_bias(at.key + 8);
+      if constexpr (kBias) load_bias(a.scores.bias, at, lane);
+    }
+    JALI_DEVICE void load_bias(const cuda::BiasTable& t, const CellPlace& at, i32 lane) {
+      using Element = BiasWord<kOptions.bias>;
+      const Element* const head = static_cast<const Element*>(t.data) + at.f.b * t.stride_b +
+                                  at.f.h / t.head_div * t.stride_h;
+      // The thread's first cell as it loads them: keys along lanes.
+      const i32 first_row = at.row - 2 * (lane & 3), first_key = at.key - (lane >> 2);
+      const i32 row = kPairs ? first_row + (lane >> 2) : at.row;
+      const i32 key = kPairs ? first_key + 2 * (lane & 3) : at.key;
+      i64 of_key[2];
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        of_key[e] = min_of(key + 8 * e, t.keys - (kPairs ? 2 : 1)) * t.stride_k;
+      }
+#pragma unroll
+      for (i32 n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (i32 x = 0; x < (kPairs ? 1 : 2); ++x) {
+          const Element* const from = head + clamp_to(row + 8 * n + x, 0, t.rows - 1) * t.stride_q;
+#pragma unroll
+          for (i32 e = 0; e < 2; ++e) {
+            if constexpr (kPairs) {
+              bias[2 * n + e] = *reinterpret_cast<const u32*>(from + of_key[e]);
+            } else {
+              bias[4 * n + 2 * e + x] = from[of_key[e]];
+            }
+          }
+        }
+      }
+      if constexpr (kPairs) {
+#pragma unroll
+        for (i32 n = 0; n < kRows / 32; ++n) {
+          const i32 i = clamp_to(first_row + kRows + 32 * n + lane, 0, t.rows - 1);
+          ptx::prefetch_l2(head + i * t.stride_q + min_of(first_key, t.keys - 2) * t.stride_k);
+        }
+      }
+    }
+    /// Adds it to raw scores.
+    JALI_DEVICE void add_to(float (&s)[kRows / 2], const Args& a) const {
+      const float unscale = -a.lse_factor;
+#pragma unroll
+      for (i32 n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          u32 pair = 0;
+          if constexpr (kBias && kPairs) pair = ptx::transpose_matrix(bias[2 * n + e]);
+#pragma unroll
+          for (i32 x = 0; x < 2; ++x) {
+            float& cell = s[4 * n + 2 * e + x];
+            if constexpr (kOptions.key_bias != cuda::BiasType::kNone) {
+              cell = __fmaf_rn(of_key[e], unscale, cell);
+            }
+            if constexpr (kOptions.alibi) {
+              const float far = fabsf(distance + static_cast<float>(8 * (n - e) + x));
+              cell = __fmaf_rn(far, slope * a.lse_factor, cell);
+            }
+            if constexpr (kBias) cell = __fmaf_rn(value(pair, 4 * n + 2 * e + x), unscale, cell);
+          }
+        }
+      }
+    }
+    JALI_DEVICE float value(u32 pair, i32 cell) const {
+      if constexpr (kOptions.bias == cuda::BiasType::kFloat) return __uint_as_float(bias[cell]);
+      return T::value(static_cast<u16>(kPairs ? pair >> cell % 2 * 16 : bias[cell]));
+    }
+  };
+
   /// Block n of 8 rows: products, or raw scores less LSE, to weights. `slopes`: softcap's, pairs of
   /// fp16.
   JALI_DEVICE void weigh(float (&s)[kRows / 2], i32 n, u32 (&slopes)[2]) const {
-    if constexpr (!kOptions.adjusts()) {
+    if constexpr (!kAdjusts) {
 #pragma unroll
       for (i32 m = 0; m < 4; ++m) s[4 * n + m] = ptx::exp2_fast(s[4 * n + m] * a.scale_log2);
     } else {
@@ -84,15 +183,17 @@ struct BackwardScores {
     }
   }
 
-  /// What dropout keeps: bit m of word n is element 32 n + m. One call of Philox has eight keys of
-  /// a row, each of them another lane's: lanes of equal lane % 4 call for the 32 (row, block of
-  /// keys) that they share, lane 4 q + r for the elements 8 m + q, then they change places.
-  JALI_DEVICE static void draw(u32 (&kept)[kRows / 64], const cuda::ScoreArgs& a,
+  /// What dropout drops: bits m and 16 + m of word n are elements 32 n + 2 m and the next. One call of
+  /// Philox has eight keys of a row, each of them another lane's: lanes of equal lane % 4 call for the
+  /// 32 (row, block of keys) that they share, lane 4 q + r for the elements 8 m + q, then they change
+  /// places.
+  JALI_DEVICE static void draw(u32 (&dropped)[kRows / 64], const cuda::ScoreArgs& a, u64 seed,
                                const CellPlace& at, i32 lane) {
-    const u64 seed = *a.seed;
     const i32 q = lane >> 2;
     const i32 first = at.row + (q >> 2) * 8 + (q & 1);
     const u32 block = static_cast<u32>(at.key / 8 + (q >> 1 & 1));
+    // NOTE: 65536 drops nothing here, but then the scale of what is kept is 0.
+    const u32 thresholds = a.dropout_threshold * 0x10001u;
 #pragma unroll
     for (i32 n = 0; n < kRows / 64; ++n) {
       u32 bits = 0;
@@ -100,12 +201,14 @@ struct BackwardScores {
       for (i32 m = 0; m < 4; ++m) {
         const Philox x = philox4x32_7(seed, block, static_cast<u32>(first + 64 * n + 16 * m),
                                       static_cast<u32>(at.f.h), static_cast<u32>(at.f.b));
+        // PERF: two numbers at once.
 #pragma unroll
-        for (i32 j = 0; j < 8; ++j) {
-          bits |= static_cast<u32>(dropout_number(x, j) >= a.dropout_threshold) << (8 * m + j);
+        for (i32 j = 0; j < 4; ++j) {
+          const u32 missing = thresholds - ptx::min_halves(x.word[j], thresholds);
+          bits += ptx::min_halves(missing, 0x10001u) << (4 * m + j);
         }
       }
-      kept[n] = transpose_bits(bits, lane);
+      dropped[n] = transpose_bits(bits, lane);
     }
   }
   /// dP less delta where dropout is on: the scale belongs to dP alone.
@@ -131,7 +234,26 @@ struct BackwardScores {
         ptx::add_if(to + 8 * e, sum, (lane & 3) == 0 & at.key + 8 * e < f.num_keys);
       }
     }
-    if constexpr (kWanted.cells != cuda::CellGradient::kNone) {
+    if constexpr (kWanted.cells == cuda::CellGradient::kPairs) {
+      // PERF: transposed back, so that lanes store rows.
+      const cuda::CellTable& t = a.dbias;
+      const i32 row = at.row - 2 * (lane & 3) + (lane >> 2);
+      const i32 key = at.key - (lane >> 2) + 2 * (lane & 3);
+      const i32 rows = min_of(at.f.num_rows, t.rows) - row;
+      const i32 keys = min_of(at.f.num_keys, t.keys) - key;
+      u16* const first = static_cast<u16*>(t.data) + at.f.b * t.stride_b +
+                         at.f.h / t.head_div * t.stride_h + row * t.stride_q + key;
+#pragma unroll
+      for (i32 n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          const u32 pair = ptx::transpose_matrix(T::pack(d[4 * n + 2 * e], d[4 * n + 2 * e + 1]));
+          if (8 * n < rows & 8 * e < keys) {
+            *reinterpret_cast<u32*>(first + 8 * n * t.stride_q + 8 * e) = pair;
+          }
+        }
+      }
+    } else if constexpr (kWanted.cells != cuda::CellGradient::kNone) {
       const cuda::CellTable& t = a.dbias;
       const i32 rows = min_of(at.f.num_rows, t.rows) - at.row;
       const i32 keys = min_of(at.f.num_keys, t.keys) - at.key;

@@ -422,11 +422,10 @@ struct BackwardTiles {
     }
   }
   /// Waits for the note of row tile number `steps`; its Q comes later.
-  JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number,
-                                    i32& turn) {
+  JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number, i32& turn,
+                                    i32& row, i32& h) {
     const u32 stage = steps % kStages;
     barrier_wait(sm.note_full(stage), steps / kStages & 1);
-    i32 row, h;
     load_shared(sm.note(stage), flags, number, row, h);
     flags = broadcast(flags);
     number = broadcast(number);
@@ -533,16 +532,16 @@ struct BackwardTiles {
         if (at.key + 8 * e >= at.f.num_keys) visible.words[e] = 0;
       }
     }
-    /// Cells of block n of 8 rows that are not visible weigh nothing.
-    JALI_DEVICE void hide(float (&s)[kRows / 2], i32 n) const {
+    /// Cells of block n of 8 rows that are not visible become `hidden`: they weigh nothing.
+    JALI_DEVICE void hide(float (&s)[kRows / 2], i32 n, float hidden = 0) const {
 #pragma unroll
       for (i32 m = 0; m < 4; ++m) {
-        if (!visible.at(n, m / 2, m % 2)) s[4 * n + m] = 0;
+        if (!visible.at(n, m / 2, m % 2)) s[4 * n + m] = hidden;
       }
     }
-    JALI_DEVICE void hide(float (&s)[kRows / 2]) const {
+    JALI_DEVICE void hide_all(float (&s)[kRows / 2], float hidden = 0) const {
 #pragma unroll
-      for (i32 n = 0; n < kRows / 8; ++n) hide(s, n);
+      for (i32 n = 0; n < kRows / 8; ++n) hide(s, n, hidden);
     }
   };
   /// Products, or raw scores less LSE, to weights, where options are on. take(n, p, slopes) gets

@@ -19,6 +19,10 @@
 //           columns (kRows 64) or rows (kRows 128), added to dq_sum by the copy engine; if kOrdered,
 //           in the order of the key tiles, by a counter per row tile.
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
+// Options   what is added to scores is what S' starts at, loaded beside dK of the step before, as
+//           dropout is drawn there; softcap's slopes go into P as soon as that is rounded. D 128 H16
+//           8K against the same without: ALiBi 1.02, key_bias 1.08, softcap 1.15, dropout 1.35, a
+//           bias over rows and keys 1.54, deterministic 1.06.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ; statistics of 2 stages; cells;
 //           6 stages of row tiles, 4 KB each; notes. 220 KB at D 128.
@@ -37,14 +41,22 @@ namespace jali::cuda {
 JALI_HD constexpr bool backward_fits(i32 D, i32 Dv) {
   return D <= 128 && Dv <= 128 && (D > 64 || Dv <= 64);
 }
-/// PERF: what would spill is for bwd_sm90_wide.cuh: options with row tiles of 128, biases over rows
-/// and keys (their addresses), softcap (its slopes), too much at once.
+/// Whether products become scores by softcap alone.
+JALI_HD constexpr bool caps_products(const ScoreOptions& options) {
+  return options.softcap && !options.any_scale && !options.alibi && !options.loads();
+}
+/// PERF: what would spill is for bwd_sm90_wide.cuh: what else is done to products; a bias over rows and
+/// keys that is not loaded and its gradient not stored in pairs, or beside others; with row tiles of
+/// 128, all but additions.
 JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& options,
                                              const BiasGradients& wanted) {
-  const i32 registers = (options.key_bias != BiasType::kNone) + options.alibi + options.dropout;
-  return !in_main_kernel(options, wanted) ||
-         ((D > 64 || Dv > 64) && options.bias == BiasType::kNone && !options.softcap &&
-          registers <= 2);
+  const bool narrow = D <= 64 && Dv <= 64;
+  const bool beside = options.key_bias != BiasType::kNone || options.alibi || options.dropout;
+  const bool pairs = options.bias_pairs &&
+                     (wanted.cells == CellGradient::kNone || wanted.cells == CellGradient::kPairs);
+  return (!adjusts_products(options) || caps_products(options)) &&
+         (options.bias == BiasType::kNone || (pairs && !beside)) &&
+         !(narrow && (options.softcap || options.dropout || wanted.keys));
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
   const bool narrow = D <= 64 && Dv <= 64, lean = D <= 96 && Dv <= 96;
@@ -82,12 +94,14 @@ struct Backward {
   using Shared = typename Tiles::Shared;
   using Notes = typename Tiles::Notes;
   using Item = typename Tiles::Item;
+  using Note = typename Tiles::Note;
   static_assert(Tiles::kSharedBytes == kTile.shared_bytes);
   static_assert(backward_fits(kD, kDv), "dQ is 64 x 64 a warpgroup");
   static_assert(backward_fits_options(kD, kDv, kOptions, kWanted));
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;
   static constexpr bool kSplitsRows = kRows == 128;  // dQ among the warpgroups
-  static constexpr bool kTight = Scores::kOn;        // P is rounded at once; dP not beside that
+  static constexpr bool kCaps = caps_products(kOptions);
+  static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
 
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 buffer) {
     return sm.rest() + buffer * kDsBytes;
@@ -115,13 +129,10 @@ struct Backward {
     float dk[kD / 2], dv[kDv / 2];
     float s[kRows / 2], dp[kRows / 2];
     u32 p[kRows / 4], ds[kRows / 4];
-    u32 kept[kRows / 64];  // by dropout, a bit a cell
-    // PERF: dQ takes the registers of S by name; left to ptxas, it copies. With options those of
-    // dP, which are the last in use.
-    JALI_DEVICE float (&dq())[32] {
-      if constexpr (kTight) return reinterpret_cast<float (&)[32]>(dp);
-      return reinterpret_cast<float (&)[32]>(s);
-    }
+    u32 dropped[kRows / 64];       // by dropout, a bit a cell
+    typename Scores::Added added;  // to the scores of the row tile that comes next
+    // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
+    JALI_DEVICE float (&dq())[32] { return reinterpret_cast<float (&)[32]>(s); }
 
     // PERF: one register for both.
     JALI_DEVICE u32 steps() const { return counts >> 2; }
@@ -139,20 +150,30 @@ struct Backward {
 
     JALI_DEVICE tile::CellPlace place() {
       return Tiles::place(notes->item[(items() - 1) % 4], notes->note[steps() % kStages], first_key,
-                          lane);
+                          Scores::kAdds ? opaque(lane) : lane);
     }
-    /// Draws the numbers of dropout for the row tile.
-    JALI_DEVICE void draw() {
-      if constexpr (kOptions.dropout) Scores::draw(kept, a.scores, place(), lane);
+    static constexpr bool kPrepares = Scores::kAdds || kOptions.dropout;
+    static constexpr bool kLooksAhead = kOptions.dropout;  // PERF: others have no register for it
+    /// What is known early of the row tile that comes next. PERF: memory answers late.
+    struct Next {
+      tile::CellPlace at;
+      u64 seed;
+    };
+    JALI_DEVICE void look_ahead(Next& next) {
+      if constexpr (!kPrepares) return;
+      const Item& item = notes->item[(items() - 1) % 4];
+      next.at = Tiles::place(item, Note{}, first_key, lane);
+      if constexpr (kOptions.dropout) next.seed = *a.scores.seed;
     }
-    /// Products, or raw scores less LSE, to rounded weights.
-    template <bool kHides>
-    JALI_DEVICE void weigh_tight() {
-      Tiles::template weigh_blocks<kHides>(s, a, mask, place(), sm, steps(), lane,
-                                           [&](i32 n, const u32(&words)[2], const u32(&)[2]) {
-                                             p[2 * n] = words[0];
-                                             p[2 * n + 1] = words[1];
-                                           });
+    /// Begins to load or draw what the row tile that comes next needs, if it is of the same key tile.
+    JALI_DEVICE void prepare(Next& next, i32 row, i32 h) {
+      if constexpr (!kPrepares) return;
+      if (flags & Tiles::kEnd) row = h = 0;
+      next.at.row += row;
+      next.at.f.h = h;
+      if constexpr (Scores::kAdds) added.load(a, next.at, opaque(lane));
+      if constexpr (kOptions.dropout)
+        Scores::draw(dropped, a.scores, next.seed, next.at, opaque(lane));
     }
     /// Raw scores less LSE, which are still being multiplied, to weights.
     template <bool kHides>
@@ -162,45 +183,62 @@ struct Backward {
       if constexpr (kHides && !Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
       wgmma_wait<1>();
       tie(s);
+      const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;
 #pragma unroll
-      for (i32 n = 0; n < kRows / 2; ++n) s[n] = exp2_fast(s[n] * a.scale_log2);
+      for (i32 n = 0; n < kRows / 2; ++n) {
+        s[n] = kCaps ? tanh_fast(s[n] * factor) : exp2_fast(s[n] * factor);
+      }
       if constexpr (kHides && Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
-      if constexpr (kHides) hiding.hide(s);
+      if constexpr (kHides) hiding.hide_all(s, kCaps ? kHiddenTanh : 0.0f);
+      if constexpr (kCaps) weigh_tanh();
     }
-    /// dP - delta to dS, and both P and dS to operands: k16 step t is words 4 t to 4 t + 3.
-    JALI_DEVICE void differentiate() {
+    /// Softcap: tanh to rounded weights, and to weights times slopes.
+    JALI_DEVICE void weigh_tanh() {
+      const u32 neg_lse = sm.neg_lse(steps() % kStages) + (lane & 3) * 8;
 #pragma unroll
-      for (i32 n = 0; n < kRows / 4; ++n) {
-        dp[2 * n] *= s[2 * n];
-        dp[2 * n + 1] *= s[2 * n + 1];
-        ds[n] = T::pack(dp[2 * n], dp[2 * n + 1]);
-        p[n] = T::pack(s[2 * n], s[2 * n + 1]);
-      }
-    }
-    /// The same with options: dP, less delta unless dropout is on, and rounded P to dS.
-    JALI_DEVICE void differentiate_tight() {
-      const u32 neg_delta = sm.neg_delta(steps() % kStages) + (lane & 3) * 8;
+      for (i32 n = 0; n < kRows / 4; n += 2) {
+        float lse[2];
+        load_pair(neg_lse + n / 2 * 32, lse[0], lse[1]);
 #pragma unroll
-      for (i32 n = 0; n < kRows / 4; ++n) {
-        float low = dp[2 * n], high = dp[2 * n + 1];
-        if constexpr (kOptions.dropout) {
-          const u32 bits = kept[n / 16] >> n % 16 * 2;
-          float delta[2];
-          load_pair(neg_delta + n / 2 * 32, delta[0], delta[1]);
-          low = Scores::undrop(low, bits & 1, delta[0], a.scores);
-          high = Scores::undrop(high, bits & 2, delta[1], a.scores);
+        for (i32 m = n; m < n + 2; ++m) {
+          float weight[2];
+#pragma unroll
+          for (i32 x = 0; x < 2; ++x) {
+            float& t = s[2 * m + x];
+            weight[x] = exp2_fast(__fmaf_rn(t, a.scores.softcap * kLog2E, lse[x]));
+            t = weight[x] * __fmaf_rn(-t, t, 1);
+          }
+          p[m] = T::pack(weight[0], weight[1]);
         }
-        low *= T::value(static_cast<u16>(p[n]));
-        high *= T::value(static_cast<u16>(p[n] >> 16));
-        dp[2 * n] = low;
-        dp[2 * n + 1] = high;
-        ds[n] = T::pack(low, high);
-        if constexpr (kOptions.dropout) p[n] &= tile::kept_halves(kept[n / 16] >> n % 16 * 2);
       }
-      if constexpr (kWanted.per_tile()) Scores::emit(dp, a, place(), lane);
+    }
+    /// dP - delta to dS, and both P and dS to operands: k16 step t is words 4 t to 4 t + 3. kCaps: s
+    /// has slopes in it, and P is rounded; dropout: dP comes without delta.
+    JALI_DEVICE void differentiate() {
+      const u32 statistics = sm.neg_lse(steps() % kStages) + (lane & 3) * 8;
+#pragma unroll
+      for (i32 n = 0; n < kRows / 4; ++n) {
+        float (&d)[2] = reinterpret_cast<float (&)[2]>(dp[2 * n]);
+        float (&w)[2] = reinterpret_cast<float (&)[2]>(s[2 * n]);
+        if constexpr (kOptions.dropout) {
+          float delta[2];
+          load_pair(statistics + kStages * Tiles::kStatBytes + n / 2 * 32, delta[0], delta[1]);
+#pragma unroll
+          for (i32 x = 0; x < 2; ++x) {
+            d[x] = Scores::undrop(d[x], !(dropped[n / 16] & 1u << (n % 16 + 16 * x)), delta[x],
+                                  a.scores);
+          }
+        }
+        d[0] *= w[0];
+        d[1] *= w[1];
+        ds[n] = T::pack(d[0], d[1]);
+        if constexpr (!kCaps) p[n] = T::pack(w[0], w[1]);
+        if constexpr (kOptions.dropout) p[n] &= ~tile::dropped_halves(dropped[n / 16], n % 16);
+      }
     }
     JALI_DEVICE void share_ds(u32 buffer) {
-      const i32 lane = kOrdered ? opaque(this->lane) : this->lane;  // few registers are left
+      constexpr bool kFewRegisters = kOrdered || Scores::kAdds;
+      const i32 lane = kFewRegisters ? opaque(this->lane) : this->lane;
       const i32 row = warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7);
       const u32 to = ds_buffer(sm, buffer) + row * 128 + ((lane >> 4 ^ (lane & 7)) << 4);
 #pragma unroll
@@ -240,32 +278,17 @@ struct Backward {
       barrier_wait(sm.q_full(stage), parity);
       barrier_wait(sm.o_full(stage), parity);
       // PERF: accumulators start at the statistics, read before any MMA is in flight.
-      Tiles::template start<!kOptions.adjusts()>(s, sm.neg_lse(stage) + (lane & 3) * 8);
-      if constexpr (!kTight) {
-        Tiles::load_statistics(dp, sm.neg_delta(stage) + (lane & 3) * 8);
-        tie(s);
-        tie(dp);
-        wgmma_fence();
-        Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
-        wgmma_commit();
-        Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
-        wgmma_commit();
-        weigh<kHides>();
-      } else {
-        tie(s);
-        wgmma_fence();
-        Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
-        wgmma_commit();
-        draw();
-        wgmma_wait<0>();
-        tie(s);
-        weigh_tight<kHides>();
-        Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage) + (lane & 3) * 8);
-        tie(dp);
-        wgmma_fence();
-        Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
-        wgmma_commit();
-      }
+      Tiles::template start<!kCaps>(s, sm.neg_lse(stage) + (lane & 3) * 8);
+      if constexpr (Scores::kAdds) added.add_to(s, a);
+      Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage) + (lane & 3) * 8);
+      tie(s);
+      tie(dp);
+      wgmma_fence();
+      Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
+      wgmma_commit();
+      Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
+      wgmma_commit();
+      weigh<kHides>();
       // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
       Tiles::template end_turn<true>(a, sent, lane);
       wgmma_wait<0>();
@@ -273,8 +296,9 @@ struct Backward {
       // PERF: not earlier, which would keep the warpgroups in step (-7 % at D 64); not later, since
       // ptxas would round P and dS behind it.
       barrier_wait(ds_empty(sm, buffer), buffer_parity ^ 1);
-      kTight ? differentiate_tight() : differentiate();
+      differentiate();
       share_ds(buffer);
+      if constexpr (kWanted.per_tile()) Scores::emit(dp, a, place(), opaque(lane));
       tie(p);
       tie(ds);
       tie(dk);
@@ -297,10 +321,15 @@ struct Backward {
       Tiles::template multiply_rows<kD>(dk, ds, sm.q(stage));
       wgmma_commit();
       counts += 4;
+      Next next;
+      if constexpr (kLooksAhead) look_ahead(next);
       wgmma_wait<1>();
       tie(dq());
       send_dq(last_buffer, due, turns);
-      Tiles::next_note(sm, steps(), flags, number, turn);
+      i32 row, h;
+      Tiles::next_note(sm, steps(), flags, number, turn, row, h);
+      if constexpr (!kLooksAhead) look_ahead(next);
+      prepare(next, row, h);
       wgmma_wait<0>();
       tie(p);
       tie(ds);
@@ -316,6 +345,12 @@ struct Backward {
       barrier_wait(sm.v_full(), items() & 1);
       if (steps() > 0) Tiles::template end_item<true>(a, notes->item[(items() - 1) % 4]);
       counts = (counts & ~3u) | ((counts + 1) & 3);
+      if constexpr (kPrepares) {
+        Next next;
+        look_ahead(next);
+        const Note& note = notes->note[steps() % kStages];
+        prepare(next, note.row, note.h);
+      }
 #pragma unroll
       for (i32 n = 0; n < kD / 2; ++n) dk[n] = 0;
 #pragma unroll
@@ -362,7 +397,8 @@ struct Backward {
         [&](const Shared& sm, const Notes* notes, i32 wg) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) - 4;
           Consumer c{a, mask, sm, notes, wg, warp, lane, warp * 16};
-          Tiles::next_note(sm, 0, c.flags, c.number, c.turn);
+          i32 row, h;
+          Tiles::next_note(sm, 0, c.flags, c.number, c.turn, row, h);
           while (!(c.flags & Tiles::kEnd)) c.run_item();
           if (c.steps() > 0) {
             Tiles::template end_item<true>(a, notes->item[(c.items() - 1) % 4]);

@@ -97,7 +97,7 @@ struct BackwardWide {
     float sum[kDim / 2];  // dk or dv
     float x[32];          // S or dP, then a block of dQ
     u32 w[16];            // dS or P
-    u32 kept[1];          // by dropout, a bit a cell
+    u32 dropped[1];       // by dropout, a bit a cell
 
     /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
     JALI_DEVICE void multiply_dq(u32 buffer, i32 block) {
@@ -122,7 +122,8 @@ struct BackwardWide {
     }
     /// Value side: draws the numbers of dropout for the row tile.
     JALI_DEVICE void draw() {
-      if constexpr (kOptions.dropout) Scores::draw(kept, a.scores, place(), lane);
+      if constexpr (kOptions.dropout)
+        Scores::draw(dropped, a.scores, *a.scores.seed, place(), opaque(lane));
     }
     JALI_DEVICE u32 p_words(u32 buffer) const {
       return p_buffer(sm, kSendsSlopes ? 0 : buffer) + (warp * 32 + lane) * 16;
@@ -147,9 +148,9 @@ struct BackwardWide {
                                x[i + 1] * FP16::value(static_cast<u16>(slopes[e] >> 16)));
               }
               if constexpr (kOptions.dropout) {
-                const u32 halves = tile::kept_halves(kept[0] >> (4 * n + 2 * e));
-                word |= ~halves & 0x80008000u;
-                w[2 * n + e] &= halves;
+                const u32 halves = tile::dropped_halves(dropped[0], 2 * n + e);
+                word |= halves & 0x80008000u;
+                w[2 * n + e] &= ~halves;
               }
             }
             if (n % 2 == 0) return;
@@ -171,7 +172,7 @@ struct BackwardWide {
         if constexpr (kHides) {
           typename Tiles::Hiding hiding;
           hiding.look_up(mask, place(), sm, steps, lane);
-          hiding.hide(x);
+          hiding.hide_all(x);
         }
 #pragma unroll
         for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
@@ -242,8 +243,13 @@ struct BackwardWide {
       const i32 this_number = number, this_turn = turn;
       barrier_wait(kKeySide ? sm.o_full(stage) : sm.q_full(stage), parity);
       const u32 statistics = kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage);
-      constexpr bool kRaw = kKeySide ? !kOptions.dropout : !kOptions.adjusts();
+      constexpr bool kRaw = kKeySide ? !kOptions.dropout : !Scores::kAdjusts;
       Tiles::template start<kRaw>(x, statistics + (lane & 3) * 8);
+      if constexpr (!kKeySide && Scores::kAdds) {
+        typename Scores::Added added;
+        added.load(a, place(), lane);
+        added.add_to(x, a);
+      }
       tie(x);
       wgmma_fence();
       if constexpr (kKeySide) {
@@ -284,7 +290,8 @@ struct BackwardWide {
         wgmma_fence();
         multiply_dq(last_buffer, 1);
       }
-      Tiles::next_note(sm, steps, flags, number, turn);
+      i32 row, h;
+      Tiles::next_note(sm, steps, flags, number, turn, row, h);
       wgmma_wait<0>();
       tie(w);
       tie(x);
@@ -337,7 +344,8 @@ struct BackwardWide {
       Tiles::template end_turn<false>(a, sent, lane);
     }
     JALI_DEVICE void run() {
-      Tiles::next_note(sm, steps, flags, number, turn);
+      i32 row, h;
+      Tiles::next_note(sm, steps, flags, number, turn, row, h);
       while (!(flags & Tiles::kEnd)) run_item();
       if (items > 0) Tiles::template end_item<false>(a, notes->item[(items - 1) % 4]);
     }
