@@ -10,16 +10,16 @@
 //           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map,
 //           and notes the active ones); one thread of warp 0 loads what the notes say; warps 2 and 3
 //           find out what consumers need to know of a mask: of a light one the numbers of each row, of
-//           a heavy one the cells of partial tiles; and they load the bias of keys. The other warpgroups: 64 rows each; S of the next
-//           key tile is in flight with O += P V of the last one, across row tiles too. Three take turns
-//           at the tensor cores.
+//           a heavy one the cells of partial tiles; and they bring the bias of keys. The other
+//           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
+//           across row tiles too. Three take turns at the tensor cores.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; the bias of
 //           keys; notes of key tiles, and the row tiles they belong to.
-// Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader, k_full one a finder warp more if
-//           keys have a bias; q_empty, k_empty, v_empty: one
-//           arrival a consumer warp, when the tensor cores have read the slot. note_full: 1, by the
-//           planner; note_empty: the loader and, if they find anything, each finder warp; consumers need
-//           not arrive (Loader::run). cells_full: one a finder warp; cells_empty: one a consumer warp.
+// Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader (k_full: each finder warp, too, if
+//           keys have a bias); q_empty, k_empty, v_empty: one arrival a consumer warp, when the tensor
+//           cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
+//           find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one a
+//           finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: ForwardShape, forward_shape, ForwardArgs; Forward: Shared, RowTile,
 //           plan, Loader, find, Consumer and consume, run.
 #pragma once
@@ -103,8 +103,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if (options.key_bias != BiasType::kNone) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
   if (!s.fits(kD, kDv)) s.slots = 1;
   if (s.fits(kD, kDv)) return s;
-  if (lean &&
-      !options.loads()) {  // one and a half key tiles of V: D192 691, with tiles of 64 keys 608
+  // One and a half key tiles of V: D192 691, with tiles of 64 keys 608.
+  if (lean && !options.loads()) {
     ForwardShape split = s;
     split.v_split = 2;
     split.v_stages = 3;
@@ -461,9 +461,9 @@ struct Forward {
   };
 
   // ---- finders --------------------------------------------------------------------------------
-  /// The bias of keys, and what consumers need to know of a mask: if it is heavy, the cells of partial tiles, if it is
-  /// light, what the rows of each row tile are to it. PERF: where consumers looked up cells, a partial
-  /// tile took three times as long as a full one, mostly waiting.
+  /// The bias of keys, and what consumers need to know of a mask: if it is heavy, the cells of partial
+  /// tiles, if it is light, what the rows of each row tile are to it. PERF: where consumers looked up
+  /// cells, a partial tile took three times as long as a full one, mostly waiting.
   JALI_DEVICE static void find(const ForwardArgs& a, const M& mask, const Shared& sm) {
     i32 opened = 0;
     u32 found = 0;
