@@ -157,8 +157,8 @@ def ci(arguments: list[str]) -> int:
     return status
 
 
-@command("[pytest arguments]", "tests/gpu with python3 (its torch needs CUDA, and pytest-xdist)")
-def gpu_test(arguments: list[str]) -> int:
+def gpu_environment() -> dict[str, str]:
+    """For python3 with the library that was built; fails where it sees no GPU."""
     library = os.environ.get("JALI_LIBRARY", str(BUILD / "libjali_torch.so"))
     if not Path(library).exists():
         fail(f"{library} is missing: run ./dev build (here or on a machine with network) first")
@@ -169,13 +169,36 @@ def gpu_test(arguments: list[str]) -> int:
     )
     if found.stdout.strip() != "True":
         fail(f"python3 has no torch that sees a GPU:\n{found.stdout}{found.stderr}")
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "JALI_LIBRARY": library}
+    return {**os.environ, "PYTHONPATH": str(ROOT / "python"), "JALI_LIBRARY": library}
+
+
+@command("[pytest arguments]", "tests/gpu with python3 (its torch needs CUDA, and pytest-xdist)")
+def gpu_test(arguments: list[str]) -> int:
+    env = gpu_environment()
     env.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
     # Compiling is most of the work: one worker a core.
     workers = [] if any(a.startswith("-n") for a in arguments) else ["-n", str(os.cpu_count() or 1)]
     paths = [] if any(Path(a.split("::")[0]).exists() for a in arguments) else ["tests/gpu"]
     command = ["python3", "-m", "pytest", "-q", *workers, *paths, *arguments]
     return subprocess.call(command, cwd=ROOT, env=env)
+
+
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+
+@command("[tool …]", "compute-sanitizer (all its tools) on small calls of every kind of kernel")
+def gpu_sanitize(arguments: list[str]) -> int:
+    # Without PyTorch's cache every tensor is an allocation of its own, with bounds of its own.
+    env = {**gpu_environment(), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    tally = Tally("gpu-sanitize")
+    for tool in arguments or SANITIZERS:
+        print(f"=== {tool}", flush=True)
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+        status = subprocess.call(
+            [*command, "python3", "tests/gpu/small_calls.py"], cwd=ROOT, env=env
+        )
+        tally.add(tool, int(status == 0), int(status != 0))
+    return tally.close()
 
 
 class Tally:
