@@ -81,7 +81,9 @@ JALI_HD constexpr bool has_map(MaskKind mask) { return mask >= MaskKind::kMapped
 constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
   ForwardShape s;
   const bool bias = options.bias != BiasType::kNone;
-  const bool lean = !bias && !options.dropout;  // few registers beside the tiles
+  const bool of_keys = options.key_bias != BiasType::kNone;
+  // Few registers beside the tiles.
+  const bool lean = !bias && !options.dropout && !(of_keys && (options.alibi || options.sinks));
   if (kD == 64 && kDv == 64 && lean && !has_map(mask)) {
     s.warpgroups = 3;  // 517, with two 460
     s.turns = true;    // with two they are slower in turns: D96 535, else 555; D256 653, 660
@@ -98,9 +100,9 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.consumer_registers = 216;
   }
   // What these need of a tile of 128 keys would spill.
-  if (options.loads() && options.dropout) s.keys = 64;
+  if ((options.loads() && options.dropout) || (bias && of_keys)) s.keys = 64;
   if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
-  if (options.key_bias != BiasType::kNone) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
+  if (of_keys) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
   if (!s.fits(kD, kDv)) s.slots = 1;
   if (s.fits(kD, kDv)) return s;
   // One and a half key tiles of V: D192 691, with tiles of 64 keys 608.
