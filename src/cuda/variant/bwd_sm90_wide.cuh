@@ -186,6 +186,8 @@ struct BackwardWide {
       barrier_arrive_if(p_full(sm, buffer), lane == 0);
     }
     /// Key side: dP - delta and P to dS, for the tensor cores of both sides.
+    /// NOTE: its warps may write a dS over that of two steps ago since the fences of their WGMMAs keep the
+    /// warps of a warpgroup together; no barrier does.
     JALI_DEVICE void differentiate(u32 buffer) {
       if constexpr (kOptions.dropout) undrop();
 #pragma unroll

@@ -101,6 +101,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   }
   // What these need of a tile of 128 keys would spill.
   if ((options.loads() && options.dropout) || (bias && of_keys)) s.keys = 64;
+  if (options.per_cell() && kDv > 128) s.keys = 64;
   if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   if (of_keys) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
   if (!s.fits(kD, kDv)) s.slots = 1;
