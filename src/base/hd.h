@@ -34,6 +34,16 @@ constexpr i32 kFar = 0x7fffffff;
 /// Longest supported sequence; a position i + offset then always fits 32 bits.
 constexpr i32 kMaxLength = 1 << 30;
 
+/// A or B, types.
+template <bool kFirst, class A, class B>
+struct Conditional {
+  using Type = A;
+};
+template <class A, class B>
+struct Conditional<false, A, B> {
+  using Type = B;
+};
+
 template <class T>
 JALI_HD constexpr T min_of(T a, T b) {
   return b < a ? b : a;

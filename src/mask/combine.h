@@ -179,4 +179,14 @@ struct Not {
   JALI_HD Span row_span(const Frame&, ColBlock) const { return everything(); }
 };
 
+/// Whether Has<L>::value of a leaf L of the tree M.
+template <template <class> class Has, class M>
+constexpr bool any_leaf = Has<M>::value;
+template <template <class> class Has, class A, class B>
+constexpr bool any_leaf<Has, And<A, B>> = any_leaf<Has, A> || any_leaf<Has, B>;
+template <template <class> class Has, class A, class B>
+constexpr bool any_leaf<Has, Or<A, B>> = any_leaf<Has, A> || any_leaf<Has, B>;
+template <template <class> class Has, class A>
+constexpr bool any_leaf<Has, Not<A>> = any_leaf<Has, A>;
+
 }  // namespace jali

@@ -94,11 +94,14 @@ def forward_call(attention: Callable[..., Tensor], tensors: Sequence[Tensor]) ->
     return lambda: attention(q, k, v)
 
 
-def backward_call(attention: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Call:
+def gradients(out: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> Call:
     """The backward alone: the graph is kept."""
+    return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
+
+
+def backward_call(attention: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Call:
     q, k, v, grad = tensors
-    out = attention(q, k, v)
-    return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    return gradients(attention(q, k, v), (q, k, v), grad)
 
 
 def ours(mask: Any) -> Callable[..., Tensor]:

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import jali
 
 from . import timing
-from .gpu import Problem, backward_call, documents, forward_call, interleaved, sdpa
+from .gpu import Problem, backward_call, documents, forward_call, gradients, interleaved, sdpa
 from .report import Report, Result
 from .timing import by_wall_clock
 
@@ -58,19 +58,19 @@ def options(report: Report, rounds: int) -> None:
         line = f"  {name:26}"
         for backward in (False, True):
             tensors = problem.tensors(backward)
-            differentiated = [x for x in keywords.values() if isinstance(x, Tensor)]
-            extra = [x for x in differentiated if x.requires_grad] if backward else []
 
             def attention(*qkv: Tensor, given: dict[str, Any] = keywords) -> Any:
                 out = jali.attention(*qkv, **given)
                 return out[0] if isinstance(out, tuple) else out
 
-            make = backward_call if backward else forward_call
-            own = make(attention, tensors)
-            if extra:
-                own = gradients(attention(*tensors[:3]), [*tensors[:3], *extra], tensors[3])
+            if backward:
+                given = [x for x in keywords.values() if isinstance(x, Tensor) and x.requires_grad]
+                own = gradients(attention(*tensors[:3]), [*tensors[:3], *given], tensors[3])
+                plain = backward_call(jali.attention, tensors)
+            else:
+                own = forward_call(attention, tensors)
+                plain = forward_call(jali.attention, tensors)
             with torch.set_grad_enabled(backward):
-                plain = make(jali.attention, tensors)
                 seconds = interleaved({"own": own, "plain": plain}, rounds, 12)
             free = traffic[backward] / BYTES_PER_SECOND
             value = (seconds["own"] - free) / seconds["plain"]
@@ -81,10 +81,6 @@ def options(report: Report, rounds: int) -> None:
             line += f"{section[9:]:>10} {seconds['own'] / seconds['plain']:6.3f}"
             line += f" {result.mark()}" + (f" ({value:.3f} less its traffic)" if free else "")
         print(line, flush=True)
-
-
-def gradients(out: Tensor, inputs: list[Tensor], grad: Tensor) -> Callable[[], object]:
-    return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
 
 
 def kernel_times(call: Callable[[], object]) -> dict[str, float]:

@@ -121,12 +121,6 @@ JALI_DEVICE u32 min_halves(u32 x, u32 y) {
   asm("min.u16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
   return z;
 }
-/// A byte for each of four numbers in `which`, 4 bits each: byte n of x, or 8 + n: its sign, eight times.
-JALI_DEVICE u32 permute_bytes(u32 x, u32 which) {
-  u32 y;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(y) : "r"(x), "r"(which));
-  return y;
-}
 /// Lane 0's value for all: the compiler then keeps it in a uniform register.
 JALI_DEVICE i32 broadcast(i32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 

@@ -32,20 +32,8 @@ JALI_DEVICE u32 transpose_bits(u32 word, i32 lane) {
 /// Ones in the low half where bit k is set, in the high half where bit 16 + k is, k < 16.
 JALI_DEVICE u32 dropped_halves(u32 bits, i32 k) {
   // Two bytes of the sign of byte k / 8, two of that of byte 2 + k / 8.
-  return ptx::permute_bytes(bits << (7 - k % 8), k < 8 ? 0xaa88 : 0xbb99);
+  return ptx::permute(bits << (7 - k % 8), 0, k < 8 ? 0xaa88 : 0xbb99);
 }
-
-template <cuda::BiasType kType>
-struct BiasWordOf {
-  using Type = u16;
-};
-template <>
-struct BiasWordOf<cuda::BiasType::kFloat> {
-  using Type = u32;
-};
-/// A bias as stored.
-template <cuda::BiasType kType>
-using BiasWord = typename BiasWordOf<kType>::Type;
 
 /// kTogether: blocks of 8 rows whose loads may be under way together.
 template <class T, i32 kRows, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted,
@@ -88,7 +76,7 @@ struct BackwardScores {
       if constexpr (kBias) load_bias(a.scores.bias, at, lane);
     }
     JALI_DEVICE void load_bias(const cuda::BiasTable& t, const CellPlace& at, i32 lane) {
-      using Element = BiasWord<kOptions.bias>;
+      using Element = typename Conditional<kOptions.bias == cuda::BiasType::kFloat, u32, u16>::Type;
       const Element* const head = static_cast<const Element*>(t.data) + at.f.b * t.stride_b +
                                   at.f.h / t.head_div * t.stride_h;
       // The thread's first cell as it loads them: keys along lanes.

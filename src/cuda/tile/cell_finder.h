@@ -22,20 +22,11 @@ struct TileAt {
   i32 row, key;
 };
 
-/// A or B, types.
-template <bool kFirst, class A, class B>
-struct Choice {
-  using Type = A;
-};
-template <class A, class B>
-struct Choice<false, A, B> {
-  using Type = B;
-};
 /// A leaf's lines and what lies across them: rows and keys, or the other way round. n counts from t on.
 template <class L, bool kKeyLines>
 struct Sides {
   template <bool kKey>
-  using Side = typename Choice<kKey, typename L::Col, typename L::Row>::Type;
+  using Side = typename Conditional<kKey, typename L::Col, typename L::Row>::Type;
   using Line = Side<kKeyLines>;
   using Across = Side<!kKeyLines>;
 
@@ -188,15 +179,13 @@ JALI_DEVICE void transpose(Found<kLines, kWords>& found, i32 lane) {
   }
 }
 
+template <class L>
+struct HasUnsure {
+  static constexpr bool value = requires { L::kUnsure; };
+};
 /// Whether a leaf of the tree has kUnsure.
 template <class M>
-constexpr bool is_unsure = requires { M::kUnsure; };
-template <class A, class B>
-constexpr bool is_unsure<And<A, B>> = is_unsure<A> || is_unsure<B>;
-template <class A, class B>
-constexpr bool is_unsure<Or<A, B>> = is_unsure<A> || is_unsure<B>;
-template <class A>
-constexpr bool is_unsure<Not<A>> = is_unsure<A>;
+constexpr bool is_unsure = any_leaf<HasUnsure, M>;
 
 /// The cells of 32 kLines lines; all lanes of a warp together. at(): where, asked anew for every leaf.
 /// kClasses, where lines are rows: asks for classes before it asks cell by cell, which takes registers.

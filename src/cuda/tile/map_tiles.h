@@ -46,15 +46,10 @@ __device__ inline void list_long_lines(const TileMap& map, i32 lines, i32* done)
   }
 }
 
-/// Whether a leaf of the tree has kByBlocks.
-template <class M>
-constexpr bool is_by_blocks = requires { M::kByBlocks; };
-template <class A, class B>
-constexpr bool is_by_blocks<And<A, B>> = is_by_blocks<A> || is_by_blocks<B>;
-template <class A, class B>
-constexpr bool is_by_blocks<Or<A, B>> = is_by_blocks<A> || is_by_blocks<B>;
-template <class A>
-constexpr bool is_by_blocks<Not<A>> = is_by_blocks<A>;
+template <class L>
+struct HasByBlocks {
+  static constexpr bool value = requires { L::kByBlocks; };
+};
 
 /// The first n of 32 tiles, as bits.
 JALI_HD constexpr u32 first_tiles(i32 n) { return n <= 0 ? 0 : ~0u >> (32 - min_of(n, 32)); }
@@ -71,7 +66,8 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
   constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
   constexpr i32 kWord = 32 * kAcross;
   // What many tiles hold takes long to read from as many blocks: their span alone is looked at.
-  constexpr bool kBlocks = is_by_blocks<M> || (kKeyLines ? M::kRowsReadTables : M::kColsReadTables);
+  constexpr bool kBlocks =
+      any_leaf<HasByBlocks, M> || (kKeyLines ? M::kRowsReadTables : M::kColsReadTables);
   constexpr bool kUnsure = tile::is_unsure<M>;
   const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
   const i32 lane = threadIdx.x & 31, warp_of_block = threadIdx.x / 32, warps = blockDim.x / 32;
