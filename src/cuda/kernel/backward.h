@@ -34,7 +34,11 @@ struct BackwardTile {
 
 constexpr i32 kBackwardConsumerWarps = 8;
 /// Barriers, and the loader's notes.
-constexpr i32 kBackwardNotesBytes = 192 + 320;
+constexpr i32 kBackwardNotesBytes = 256 + 384;
+/// Slots for cells of partial tiles: as many as notes, so that they are looked up ahead, where there is
+/// room.
+template <i32 kKeys>
+constexpr i32 kBackwardCellSlots = kKeys == 128 ? 4 : 2;
 /// Row tiles are prepared and rounded by so many rows; out and dout in boxes of {64, 16, 1, 1}.
 constexpr i32 kBackwardRowBox = 16;
 /// 64 columns of that many of out and dout, or of dq_sum.

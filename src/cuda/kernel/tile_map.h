@@ -37,7 +37,7 @@ struct TileMap {
 namespace jali::cuda {
 
 /// Visits the active tiles of a line, the last one first if kDown; all lanes of a warp together.
-/// visit(index, partial, last)
+/// visit(index, partial, more, last); more: another one surely follows, last: surely none does
 template <bool kDown, class Visit>
 __device__ __forceinline__ void for_each_active(const u64* line, i32 words, Visit visit) {
   const i32 lane = threadIdx.x & 31;
@@ -59,7 +59,8 @@ __device__ __forceinline__ void for_each_active(const u64* line, i32 words, Visi
       while (active) {
         const i32 bit = kDown ? 31 - __clz(active) : __ffs(active) - 1;
         active ^= 1u << bit;
-        visit(word * 32 + bit, !(full >> bit & 1), (active | some) == 0 && begin + 32 >= words);
+        const bool more = (active | some) != 0;
+        visit(word * 32 + bit, !(full >> bit & 1), more, !more && begin + 32 >= words);
       }
     }
   }

@@ -32,6 +32,7 @@ template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, i32 kR
           bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted>
 struct BackwardTiles {
   static constexpr i32 kStages = 2;
+  static constexpr i32 kNoteSlots = 4;
   static constexpr i32 kConsumerWarps = cuda::kBackwardConsumerWarps;
   static constexpr i32 kHalves = ceil_div(kD, 64), kHalvesV = ceil_div(kDv, 64);  // 64 columns each
   static constexpr i32 kQHalf = kRows * 128, kKHalf = kKeys * 128;                // bytes
@@ -48,10 +49,12 @@ struct BackwardTiles {
   static constexpr i32 kFinders = kFinds ? 2 : 0;
   static constexpr i32 kRowWarps = kFinds ? 1 : 2, kStagesEach = kRowStages / kRowWarps;
   static constexpr i32 kCellBytes = kRows * kKeys / 8;  // of a tile
+  static constexpr i32 kCellSlots = cuda::kBackwardCellSlots<kKeys>;
+  static_assert(kCellSlots == kStages || kCellSlots == kNoteSlots);
   static constexpr i32 kCells = kStats + 2 * kStages * kStatBytes;
-  static constexpr i32 kRowBuffers = kCells + kStages * kCellBytes;
+  static constexpr i32 kRowBuffers = kCells + kCellSlots * kCellBytes;
   static constexpr i32 kBarriers = kRowBuffers + kRowStages * cuda::kBackwardRowBytes;
-  static constexpr i32 kNotes = kBarriers + 192;
+  static constexpr i32 kNotes = kBarriers + 256;
   static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
   template <i32 kStages, i32 kLoads>
   using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kOptions.sinks, kWanted.rows,
@@ -63,7 +66,8 @@ struct BackwardTiles {
   using Scores = BackwardScores<T, kRows, kOptions, kWanted, kTogether>;
 
   // What the loader says of a row tile:
-  static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;  // the first of a key tile; no more
+  // The first of a key tile; some cells are hidden; nothing; another of the key tile surely follows.
+  static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4, kMore = 8;
   struct alignas(32) Note {
     i32 flags, number;  // of the row tile among all (dq_sum)
     i32 row, h;         // its first row, its query head
@@ -80,7 +84,7 @@ struct BackwardTiles {
   };
   /// Written by the loader; items: 4, so that the one in use is never the one written.
   struct Notes {
-    Note note[kStages];
+    Note note[kNoteSlots];
     Item item[4];
     Head head;
     volatile i32 wanted;  // the last section whose row tiles are to be prepared
@@ -97,7 +101,7 @@ struct BackwardTiles {
     JALI_DEVICE u32 rest() const { return base + kRest; }
     JALI_DEVICE u32 neg_lse(u32 stage) const { return base + kStats + stage * kStatBytes; }
     JALI_DEVICE u32 neg_delta(u32 stage) const { return neg_lse(stage) + kStages * kStatBytes; }
-    JALI_DEVICE u32 note(u32 stage) const { return base + kNotes + stage * sizeof(Note); }
+    JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % kNoteSlots * sizeof(Note); }
     // For the loader alone: the item after this one in the order of work, and a section of which it
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
@@ -110,24 +114,28 @@ struct BackwardTiles {
     JALI_DEVICE u32 q_full(u32 stage) const { return barrier(4 + stage); }
     JALI_DEVICE u32 o_full(u32 stage) const { return barrier(6 + stage); }
     JALI_DEVICE u32 rows_empty(u32 stage) const { return barrier(8 + stage); }
-    JALI_DEVICE u32 note_full(u32 stage) const { return barrier(10 + stage); }
-    JALI_DEVICE u32 own(i32 n) const { return barrier(12 + n); }  // of the variant, n < 4
-    JALI_DEVICE u32 cells_full(u32 stage) const { return barrier(16 + stage); }
-    JALI_DEVICE u32 row_stages() const { return barrier(18); }
+    JALI_DEVICE u32 note_full(u32 n) const { return barrier(10 + n % kNoteSlots); }
+    JALI_DEVICE u32 own(i32 n) const { return barrier(14 + n); }  // of the variant, n < 4
+    JALI_DEVICE u32 cells_full(u32 n) const { return barrier(18 + n % kNoteSlots); }
+    JALI_DEVICE u32 note_empty(u32 n) const { return barrier(22 + n % kNoteSlots); }
+    JALI_DEVICE u32 row_stages() const { return barrier(26); }
     /// Bits of a partial tile's cells, [key][kRows / 32].
-    JALI_DEVICE u32 cells(u32 stage) const { return base + kCells + stage * kCellBytes; }
+    JALI_DEVICE u32 cells(u32 n) const { return base + kCells + n % kCellSlots * kCellBytes; }
   };
   JALI_DEVICE static void init_barriers(const Shared& sm) {
     barrier_init(sm.k_full(), 1);
     barrier_init(sm.v_full(), 1);
     barrier_init(sm.k_empty(), kConsumerWarps);
     barrier_init(sm.v_empty(), kConsumerWarps);
-    for (i32 n = 0; n < kStages; ++n) {
+    for (i32 n = 0; n < kNoteSlots; ++n) {
       barrier_init(sm.note_full(n), 1);
+      if (kFinds) barrier_init(sm.note_empty(n), kFinders);
+      if (kFinds) barrier_init(sm.cells_full(n), kFinders);
+    }
+    for (i32 n = 0; n < kStages; ++n) {
       barrier_init(sm.q_full(n), 1);
       barrier_init(sm.o_full(n), 1);
-      barrier_init(sm.rows_empty(n), kConsumerWarps + kFinders);
-      if (kFinds) barrier_init(sm.cells_full(n), kFinders);
+      barrier_init(sm.rows_empty(n), kConsumerWarps);
     }
     for (i32 n = 0; n < kRowStages; ++n) barrier_init(sm.row_stages() + 8 * n, 1);
   }
@@ -186,11 +194,13 @@ struct BackwardTiles {
     JALI_DEVICE void send(AnyItem& item, const Note& note) {
       const u32 stage = steps % kStages, parity = steps / kStages & 1;
       const bool opens = note.flags & kFirst;
+      // PERF: before there is room for what it tells of.
+      if (kFinds) barrier_wait(sm.note_empty(steps), steps / kNoteSlots & 1 ^ 1);
+      notes->note[steps % kNoteSlots] = note;
+      barrier_arrive(sm.note_full(steps));
       barrier_wait(sm.rows_empty(stage), parity ^ 1);
       const i32 b = a.seq.varlen() ? 0 : item.f.b;
       const i32 token = item.f.q_start + note.row;
-      notes->note[stage] = note;
-      barrier_arrive(sm.note_full(stage));
       barrier_expect(sm.q_full(stage), kQBytes + kStatBytes);
       load<kHalves, kQHalf>(sm.q(stage), map_q, sm.q_full(stage), token, note.h, b);
       load_bulk(sm.neg_lse(stage), a.neg_lse + i64(note.number) * kRows, kStatBytes,
@@ -212,10 +222,9 @@ struct BackwardTiles {
       ++steps;
     }
     JALI_DEVICE void finish() {
-      const u32 stage = steps % kStages;
-      barrier_wait(sm.rows_empty(stage), (steps / kStages & 1) ^ 1);
-      notes->note[stage].flags = kEnd;
-      barrier_arrive(sm.note_full(stage));
+      if (kFinds) barrier_wait(sm.note_empty(steps), steps / kNoteSlots & 1 ^ 1);
+      notes->note[steps % kNoteSlots].flags = kEnd;
+      barrier_arrive(sm.note_full(steps));
     }
   };
 
@@ -314,9 +323,9 @@ struct BackwardTiles {
             item.key / kKeys, kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr};
         loader.prepare(head);
         const bool last_head = f.h == item.f.h + a.seq.group - 1;
-        auto visit = [&](i32 t, bool partial, bool last) {
+        auto visit = [&](i32 t, bool partial, bool more, bool last) {
           if (last && last_head) take_next();
-          const i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0);
+          const i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0) | (more ? kMore : 0);
           const volatile Head& at = loader.notes->head;
           i32 turn = at.key_tile;
           if (kOrdered && kMapped) turn = turn_of(at.row_words + i64{t} * a.row_map.words, turn);
@@ -335,7 +344,8 @@ struct BackwardTiles {
           const bool partial = item.key + kKeys > f.num_keys;
 #pragma unroll 1
           for (i32 t = 0; t * kRows < f.num_rows; ++t) {
-            visit(t, partial, (t + 1) * kRows >= f.num_rows);
+            const bool last = (t + 1) * kRows >= f.num_rows;
+            visit(t, partial, !last, last);
           }
         }
       };
@@ -372,14 +382,18 @@ struct BackwardTiles {
     for (u32 steps = 0;; ++steps) {
       // Addresses are made anew, since registers are few.
       const Shared sm{static_cast<u32>(opaque(static_cast<i32>(shared.base)))};
-      const u32 stage = steps % kStages;
-      barrier_wait(sm.note_full(stage), steps / kStages & 1);
+      barrier_wait(sm.note_full(steps), steps / kNoteSlots & 1);
       i32 flags, number, row, h;
-      load_shared(sm.note(stage), flags, number, row, h);
+      load_shared(sm.note(steps), flags, number, row, h);
       flags = broadcast(flags);
       if (flags & kEnd) break;
       if (flags & kFirst) ++items;
       if (flags & kPartial) {
+        // Where there are as many cells as notes, these were free when the note came. NOTE: only here:
+        // consumers could be done with a full tile, and another, before this warp looks.
+        if (kCellSlots < kNoteSlots) {
+          barrier_wait(sm.rows_empty(steps % kStages), steps / kStages & 1 ^ 1);
+        }
         auto tile = [&] {
           // PERF: in pairs of fields, since each load takes its turn beside the tensor cores.
           const u32 from = shared_address(&notes->item[(items - 1) % 4]);
@@ -392,15 +406,15 @@ struct BackwardTiles {
             item.words[n + 1] = pair[1];
           }
           TileAt at{item.value.f, 0, item.value.key};
-          load_shared(sm.note(stage), flags, number, at.row, at.f.h);
+          load_shared(sm.note(steps), flags, number, at.row, at.f.h);
           return at;
         };
-        tile::find_cells<kRows, kKeys, true, kFinders, 2>(mask, tile, sm.cells(stage), warp);
+        tile::find_cells<kRows, kKeys, true, kFinders, 2>(mask, tile, sm.cells(steps), warp);
       }
       __syncwarp();
       const i32 lane = opaque(threadIdx.x & 31);
-      barrier_arrive_if(sm.cells_full(stage), lane == 0);
-      barrier_arrive_if(sm.rows_empty(stage), lane == 0);
+      barrier_arrive_if(sm.cells_full(steps), lane == 0);
+      barrier_arrive_if(sm.note_empty(steps), lane == 0);
     }
   }
 
@@ -424,12 +438,11 @@ struct BackwardTiles {
   /// Waits for the note of row tile number `steps`; its Q comes later.
   JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number, i32& turn,
                                     i32& row, i32& h) {
-    const u32 stage = steps % kStages;
-    barrier_wait(sm.note_full(stage), steps / kStages & 1);
-    load_shared(sm.note(stage), flags, number, row, h);
+    barrier_wait(sm.note_full(steps), steps / kNoteSlots & 1);
+    load_shared(sm.note(steps), flags, number, row, h);
     flags = broadcast(flags);
     number = broadcast(number);
-    if (kOrdered) turn = broadcast(load_shared(sm.note(stage) + 16));
+    if (kOrdered) turn = broadcast(load_shared(sm.note(steps) + 16));
   }
   // kOrdered: the sums of dq of a row tile are added to in turns, warp by warp.
   // NOTE: additions are made in L2, those of the copy engine too, and are there when its group, or a
@@ -520,10 +533,9 @@ struct BackwardTiles {
         asm volatile("" : "+r"(rows.first) : "r"(visible.words[0]));
         visible.words[1] = mask.seen_by(at.f, at.key + 8, rows);
       } else if constexpr (kFinds) {
-        const u32 stage = steps % kStages;
-        barrier_wait(sm.cells_full(stage), steps / kStages & 1);
+        barrier_wait(sm.cells_full(steps), steps / kNoteSlots & 1);
         // PERF: not an address that is kept.
-        visible.load(sm.cells(stage) + opaque(at.line) * (kRows / 8), lane);
+        visible.load(sm.cells(steps) + opaque(at.line) * (kRows / 8), lane);
       } else {
         visible.words[0] = visible.words[1] = ~0u;
       }

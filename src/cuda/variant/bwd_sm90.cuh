@@ -29,7 +29,7 @@
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
-//           cells_full: one a finder warp (2), of every row tile; rows_empty waits for these, too.
+//           cells_full and note_empty: one a finder warp (2), of every row tile.
 //           Row stages: 1 arrival + bytes, a warp waits for its own.
 #pragma once
 
@@ -59,12 +59,13 @@ JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& 
          !(narrow && (options.softcap || options.dropout || wanted.keys));
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
-  const bool narrow = D <= 64 && Dv <= 64, lean = D <= 96 && Dv <= 96;
+  const bool narrow = D <= 64 && Dv <= 64, lean = D + Dv <= 192;
   const i32 keys = 128, rows = narrow ? 128 : 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)   // K, V; Q, dO
                     + 2 * 2 * rows * keys + 4 * rows * dim  // dS, dQ
-                    + 4 * 4 * rows + 2 * rows * keys / 8    // statistics, cells
+                    + 4 * 4 * rows                          // statistics
+                    + kBackwardCellSlots<keys> * rows * keys / 8
                     + kBackwardNotesBytes;
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
@@ -100,6 +101,8 @@ struct Backward {
   static_assert(backward_fits_options(kD, kDv, kOptions, kWanted));
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;
   static constexpr bool kSplitsRows = kRows == 128;  // dQ among the warpgroups
+  // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
+  static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kOn && !Scores::kAdds;
   static constexpr bool kCaps = caps_products(kOptions);
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
 
@@ -149,8 +152,8 @@ struct Backward {
     }
 
     JALI_DEVICE tile::CellPlace place() {
-      return Tiles::place(notes->item[(items() - 1) % 4], notes->note[steps() % kStages], first_key,
-                          Scores::kAdds ? opaque(lane) : lane);
+      return Tiles::place(notes->item[(items() - 1) % 4], notes->note[steps() % Tiles::kNoteSlots],
+                          first_key, Scores::kAdds ? opaque(lane) : lane);
     }
     static constexpr bool kPrepares = Scores::kAdds || kOptions.dropout;
     static constexpr bool kLooksAhead = kOptions.dropout;  // PERF: others have no register for it
@@ -187,6 +190,12 @@ struct Backward {
 #pragma unroll
       for (i32 n = 0; n < kRows / 2; ++n) {
         s[n] = kCaps ? tanh_fast(s[n] * factor) : exp2_fast(s[n] * factor);
+      }
+      if constexpr (kReadsEarly && !kHides) {  // PERF: ptxas would wait for dP before all of them
+        float some = 0;
+#pragma unroll
+        for (i32 n = 3; n < kRows / 2; n += 8) some += s[n];
+        pin(some, sm.barrier(0));
       }
       if constexpr (kHides && Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
       if constexpr (kHides) hiding.hide_all(s, kCaps ? kHiddenTanh : 0.0f);
@@ -275,6 +284,8 @@ struct Backward {
       const u32 buffer = steps() % 2, buffer_parity = steps() / 2 & 1;
       const u32 last_buffer = (steps() + 1) % 2, last_parity = (steps() - 1) / 2 & 1;
       const i32 this_number = number, this_turn = turn;
+      const bool more = flags & Tiles::kMore;
+      u32 early[2] = {0, 0};  // flags and number of the next row tile
       barrier_wait(sm.q_full(stage), parity);
       barrier_wait(sm.o_full(stage), parity);
       // PERF: accumulators start at the statistics, read before any MMA is in flight.
@@ -288,6 +299,12 @@ struct Backward {
       wgmma_commit();
       Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
       wgmma_commit();
+      // PERF: shared memory answers late while the tensor cores read it. Where a key tile ends, nobody
+      // may wait for the next one here.
+      if constexpr (kReadsEarly) {
+        barrier_wait_if(sm.note_full(steps() + 1), (steps() + 1) / Tiles::kNoteSlots & 1, more);
+        load_array(sm.note(steps() + more), early);
+      }
       weigh<kHides>();
       // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
       Tiles::template end_turn<true>(a, sent, lane);
@@ -296,6 +313,9 @@ struct Backward {
       // PERF: not earlier, which would keep the warpgroups in step (-7 % at D 64); not later, since
       // ptxas would round P and dS behind it.
       barrier_wait(ds_empty(sm, buffer), buffer_parity ^ 1);
+      if constexpr (kReadsEarly) {
+        for (u32& word : early) word = broadcast(word);
+      }
       differentiate();
       share_ds(buffer);
       if constexpr (kWanted.per_tile()) Scores::emit(dp, a, place(), opaque(lane));
@@ -327,7 +347,7 @@ struct Backward {
       tie(dq());
       send_dq(last_buffer, due, turns);
       i32 row, h;
-      Tiles::next_note(sm, steps(), flags, number, turn, row, h);
+      if (!kReadsEarly) Tiles::next_note(sm, steps(), flags, number, turn, row, h);
       if constexpr (!kLooksAhead) look_ahead(next);
       prepare(next, row, h);
       wgmma_wait<0>();
@@ -338,6 +358,11 @@ struct Backward {
       barrier_arrive_if(sm.rows_empty(stage), lane == 0);
       last_number = this_number;
       last_turn = this_turn;
+      if constexpr (kReadsEarly) {
+        flags = early[0];
+        number = early[1];
+        if (!more) Tiles::next_note(sm, steps(), flags, number, turn, row, h);
+      }
     }
     /// A key tile: all its row tiles.
     JALI_DEVICE void run_item() {
@@ -348,7 +373,7 @@ struct Backward {
       if constexpr (kPrepares) {
         Next next;
         look_ahead(next);
-        const Note& note = notes->note[steps() % kStages];
+        const Note& note = notes->note[steps() % Tiles::kNoteSlots];
         prepare(next, note.row, note.h);
       }
 #pragma unroll
@@ -360,7 +385,7 @@ struct Backward {
           step<true>();
         } else {
           do step<false>();
-          while (flags == 0);
+          while (!(flags & (Tiles::kFirst | Tiles::kPartial | Tiles::kEnd)));
         }
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);

@@ -117,7 +117,7 @@ struct BackwardWide {
     }
 
     JALI_DEVICE tile::CellPlace place() {
-      return Tiles::place(notes->item[(items - 1) % 4], notes->note[steps % kStages], warp * 16,
+      return Tiles::place(notes->item[(items - 1) % 4], notes->note[steps % Tiles::kNoteSlots], warp * 16,
                           lane);
     }
     /// Value side: draws the numbers of dropout for the row tile.

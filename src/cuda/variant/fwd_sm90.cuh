@@ -336,7 +336,7 @@ struct Forward {
       const i32 line = a.seq.varlen() ? first_slot(t.f.q_start, t.f.b, kRows) : 0;
       const i32 words = ceil_div(t.f.num_keys, 32 * kKeys);
       for_each_active<true>(a.map.line(t.f, line + t.row / kRows), words,
-                            [&](i32 index, bool partial, bool) { visit(index, partial); });
+                            [&](i32 index, bool partial, bool, bool) { visit(index, partial); });
     } else {
       classify_and_visit(mask, tile, lane, visit);
     }
