@@ -10,6 +10,15 @@ namespace jali::tile {
 struct RowState {
   float max[2];  // of the raw scores, or up to kSlack less; -infinity while nothing was seen
   float sum[2];
+
+  /// Of rows that begin, if `condition`.
+  JALI_DEVICE void begin_if(bool condition) {
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) {
+      if (condition) max[e] = -ptx::infinity();
+      if (condition) sum[e] = 0;
+    }
+  }
 };
 
 /// Weights may be up to 2^kSlack times too large until their row ends: the maximum follows only when it
@@ -17,10 +26,9 @@ struct RowState {
 constexpr float kSlack = 8;
 
 /// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
-/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kFirst: there is
-/// nothing earlier. kHides: a row may have seen nothing; it gets shift 0, so that no infinities are
-/// subtracted. kLazy: the maximum may lag behind.
-template <i32 e, bool kFirst, bool kHides, bool kLazy, i32 kScores>
+/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kHides: a row may have
+/// seen nothing; it gets shift 0, so that no infinities are subtracted. kLazy: the maximum may lag behind.
+template <i32 e, bool kHides, bool kLazy, i32 kScores>
 JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& state,
                               float (&shift)[2], float (&rescale)[2]) {
   using namespace ptx;
@@ -34,14 +42,13 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& 
       even = maximum(even, pair);
     }
   }
-  float top = maximum(even, odd);
-  if (!kFirst) top = maximum(top, state.max[e]);
+  float top = maximum(maximum(even, odd), state.max[e]);
   top = maximum(top, shuffle_xor(top, 1));
   top = maximum(top, shuffle_xor(top, 2));
-  const bool keeps = kLazy && !kFirst && (top - state.max[e]) * scale <= kSlack;
+  const bool keeps = kLazy && (top - state.max[e]) * scale <= kSlack;
   if (keeps) top = state.max[e];
   shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
-  rescale[e] = kFirst ? 0.0f : keeps ? 1.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
+  rescale[e] = keeps ? 1.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
   state.max[e] = top;
 }
 
@@ -63,12 +70,11 @@ JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&sh
   }
 }
 
-template <bool kFirst>
 JALI_DEVICE void add_sums(RowState& state, const float (&rescale)[2], const float (&total)[4]) {
 #pragma unroll
   for (i32 e = 0; e < 2; ++e) {
     const float sum = total[2 * e] + total[2 * e + 1];
-    state.sum[e] = kFirst ? sum : __fmaf_rn(state.sum[e], rescale[e], sum);
+    state.sum[e] = __fmaf_rn(state.sum[e], rescale[e], sum);
   }
 }
 

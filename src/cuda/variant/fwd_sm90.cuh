@@ -732,18 +732,17 @@ struct Forward {
 
     /// Takes the maxima of S into the state, and begins with the weights. PERF: ptxas mixes the
     /// exponentials of the first row with the maxima of the second, which other units compute.
-    template <bool kOpens, bool kHides>
+    template <bool kHides>
     JALI_DEVICE void begin_weights(float (&total)[4]) {
-      tile::take_maximum<0, kOpens, kHides, kLazy>(s, scale(), state, shift, rescale);
+      tile::take_maximum<0, kHides, kLazy>(s, scale(), state, shift, rescale);
       tile::exponentials<0, 0, kEarly, kPolynomials>(s, scale(), shift, total);
-      tile::take_maximum<1, kOpens, kHides, kLazy>(s, scale(), state, shift, rescale);
+      tile::take_maximum<1, kHides, kLazy>(s, scale(), state, shift, rescale);
     }
     /// S to P. Leaves O to be rescaled.
-    template <bool kOpens>
     JALI_DEVICE void end_weights(float (&total)[4]) {
       tile::exponentials<0, kEarly, kKeys / 8, kPolynomials>(s, scale(), shift, total);
       tile::exponentials<1, 0, kKeys / 8, kPolynomials>(s, scale(), shift, total);
-      tile::add_sums<kOpens>(state, rescale, total);
+      tile::add_sums(state, rescale, total);
       tile::to_operand<T>(s, p);
       if constexpr (kOptions.dropout) kept.drop(p);
     }
@@ -772,21 +771,23 @@ struct Forward {
       if (kOptions.adjusts()) adjust<true>();
       if (kMasked || note & kPartial) hide();
       float total[4] = {0, 0, 0, 0};
-      begin_weights<true, true>(total);
-      end_weights<true>(total);
+      state.begin_if(true);
+      begin_weights<true>(total);
+      end_weights(total);
       clear_output();
       count = 1;
     }
 
-    /// S of this key tile in flight with O += P V of the last one. kOpens: this key tile opens a row
-    /// tile, and the last one closed the row tile before. kHides: this key tile is partial.
-    /// PERF: both are templates, since a branch while WGMMAs are in flight costs 6 %.
-    template <bool kOpens, bool kHides>
+    /// S of this key tile in flight with O += P V of the last one. kAny: this key tile may be partial,
+    /// and may open a row tile, where the last one closed the row tile before. PERF: a template, since a
+    /// branch while WGMMAs are in flight costs 6 %; not more of them, which the instruction cache misses.
+    template <bool kAny>
     JALI_DEVICE void step() {
       const u32 stage = count % kStages;
       note = next;
+      const bool opens = kAny && (note & kFirst) != 0;
       wait_k();
-      if (kOpens) begin_row_tile();
+      if (opens) begin_row_tile();
       const i32 slot = (opened - 1) % kSlots;
       if (kShape.turns) named_sync(1 + wg, 256);
       tie(p);
@@ -798,26 +799,26 @@ struct Forward {
       multiply_pv(count - 1);
       if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
       next = read_note(count + 1);  // PERF: beside the MMAs, not before them
-      prepare<kHides>();
+      prepare<kAny>();
       wgmma_wait<1>();
       tie(s);
       free_k(stage);
       // No P V beside work that needs P's registers.
-      constexpr bool kTight = (kDv > 192 && (kHides || kOptions.per_cell())) ||
-                              (kOpens && kHides && kShape.consumer_registers <= 160);
+      constexpr bool kTight = (kDv >= 192 && (kAny || kOptions.per_cell())) ||
+                              (kAny && kShape.consumer_registers <= 160);
       if (kTight) finish_pv(count - 1);
-      if (kTight && kOpens) close_row_tile(opened - 2, state);
-      if (kOptions.adjusts()) adjust<kHides>();
-      if (kHides) hide();
+      if (kTight && opens) close_row_tile(opened - 2, state);
+      if (kOptions.adjusts()) adjust<kAny>();
+      if (kAny) hide();
       const tile::RowState before = state;
+      if constexpr (kAny) state.begin_if(opens);
       float total[4] = {0, 0, 0, 0};
-      begin_weights<kOpens, kHides || kOptions.loads()>(total);
+      begin_weights<kAny || kOptions.loads()>(total);
       if (kEarly > 0) pin(total[0] + total[1], sm.base + kBarriers);
       if (!kTight) finish_pv(count - 1);
-      end_weights<kOpens>(total);
-      if (kOpens) {
-        if (!kTight) close_row_tile(opened - 2, before);
-      } else if (!kLazy || __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
+      end_weights(total);
+      if (!kTight && opens) close_row_tile(opened - 2, before);
+      if (!kLazy || __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
 #pragma unroll
         for (i32 n = 0; n < kDv / 8; ++n) {
           o[4 * n] *= rescale[0];
@@ -849,16 +850,9 @@ struct Forward {
     if (c.note & kEnd) return;
     c.open();
     while (true) {
-      while (!(c.next & (kFirst | kPartial | kEnd))) c.template step<false, false>();
+      while (!(c.next & (kFirst | kPartial | kEnd))) c.template step<false>();
       if (c.next & kEnd) break;
-      // Without a mask, only the keys behind the end are hidden, in the first tile.
-      if (!kMasked) {
-        c.next& kPartial ? c.template step<true, true>() : c.template step<true, false>();
-      } else if (c.next & kFirst) {
-        c.template step<true, true>();
-      } else {
-        c.template step<false, true>();
-      }
+      c.template step<true>();
     }
     c.close();
   }
