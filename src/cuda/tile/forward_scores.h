@@ -31,20 +31,21 @@ struct Alibi {
   }
 };
 
-/// Adds what lies in shared memory of each key, from this thread's first one on.
-template <i32 kScores>
-JALI_DEVICE void add_of_keys(float (&s)[kScores], u32 shared) {
+/// What is added for the keys of a thread's cells. PERF: loaded while the tensor cores make S.
+template <i32 kKeys>
+struct OfKeys {
+  u32 of[kKeys / 8][2];
+
+  /// `shared`: the first key's.
+  JALI_DEVICE void load(u32 shared) {
 #pragma unroll
-  for (i32 j = 0; j < kScores / 4; ++j) {
-    u32 of_key[2];
-    ptx::load_array(shared + 32 * j, of_key);
-#pragma unroll
-    for (i32 e = 0; e < 2; ++e) {
-#pragma unroll
-      for (i32 x = 0; x < 2; ++x) s[4 * j + 2 * e + x] += __uint_as_float(of_key[x]);
-    }
+    for (i32 j = 0; j < kKeys / 8; ++j) ptx::load_array(shared + 32 * j, of[j]);
   }
-}
+  JALI_DEVICE void add(float (&s)[kKeys / 2]) const {
+#pragma unroll
+    for (i32 n = 0; n < kKeys / 2; ++n) s[n] += __uint_as_float(of[n / 4][n % 2]);
+  }
+};
 
 /// A bias per row and key. PERF: some blocks of 8 keys are loaded while the tensor cores make S, the
 /// others as these are used.
@@ -170,6 +171,16 @@ struct Kept {
       const u32 other = ptx::shuffle_xor(word[half], 1);
       word[half] = ptx::permute(word[half], other, quad & 1 ? 0x3276 : 0x5410);
     }
+  }
+  JALI_DEVICE void store(u32 shared) const {
+    const u32 both[2] = {word[0], word[1]};
+    ptx::store_array(shared, both);
+  }
+  JALI_DEVICE void load(u32 shared) {
+    u32 both[2];
+    ptx::load_array(shared, both);
+    word[0] = both[0];
+    word[1] = both[1];
   }
   /// Clears pairs of weights in the operand's layout.
   JALI_DEVICE void drop(u32 (&p)[kKeys / 4]) const {
