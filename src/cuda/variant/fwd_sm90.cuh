@@ -103,7 +103,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.loader_registers = 72;  // lookups take many, consumers none for the mask
     s.consumer_registers = 216;
   }
-  if (options.dropout && kDv <= 192) {  // wider WGMMAs have too many operands for 512 threads
+  if (options.dropout && kDv <= 160) {  // others would spill, or have too many operands for 512 threads
     s.draws = true;
     s.consumer_registers = 208;
   }
@@ -213,6 +213,7 @@ struct Forward {
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
                         kOfKeys = kOptions.key_bias != BiasType::kNone;
   static constexpr bool kFinds = kMasked || kOfKeys;
+  static constexpr bool kKeysEarly = kDv < 192;  // biases of keys are loaded beside S, if they fit there
   static constexpr bool kPrepares =
       kOptions.alibi || kOptions.loads() || (kOptions.dropout && !kShape.draws);
   // PERF: tanh takes the exponentials' units.
@@ -687,7 +688,7 @@ struct Forward {
         const RowTile t = row_tile();
         kept.draw(*a.scores.seed, a.scores.dropout_threshold, t.f, t.row + row(), first_key());
       }
-      if constexpr (kOfKeys) of_keys.load(sm.key_bias(count) + 8 * (lane & 3));
+      if constexpr (kOfKeys && kKeysEarly) of_keys.load(sm.key_bias(count) + 8 * (lane & 3));
     }
     /// Products to scores.
     template <bool kClamps>
@@ -699,6 +700,7 @@ struct Forward {
           s[n] = kOptions.softcap ? tanh_fast(s[n] * factor) : s[n] * factor;
         }
       }
+      if constexpr (kOfKeys && !kKeysEarly) of_keys.load(sm.key_bias(count) + 8 * (lane & 3));
       if constexpr (kOfKeys) of_keys.add(s);
       if constexpr (kBias) {
         bias.template add<kClamps>(s, __fdividef(1.0f, tile::score_unit<kOptions>(a.scores)));
