@@ -124,6 +124,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.key_tiles = tiles(p, p.Tk, p.Lk, tile.keys, 1);
   a.heads = batches * p.Hkv;
   a.section = section(p, rows, a.heads, call.device().num_sms);
+  a.last = heads_by_length(a.heads, a.key_tiles, call.device().num_sms);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
   a.lse_factor = adjusts_products(backward_options(p)) ? -kLog2E : static_cast<float>(-1 / p.scale);
@@ -132,7 +133,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
     a.key_map = call.tile_map(tile.rows, tile.keys, true);
     if (p.deterministic) {
       a.row_map = call.tile_map(tile.rows, tile.keys, false);
-      a.key_map.long_lines = nullptr;  // NOTE: key tiles take turns in their order
+      a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: they take turns in their order
     }
   }
   const i64 sections = ceil_div(a.heads, a.section), words = 3 + 2 * sections;

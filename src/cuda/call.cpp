@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 }
 
 TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
-  constexpr int kThreads = 256;
+  constexpr int kThreads = kMapThreads;
   const AttentionProblem& p = problem_;
   const BoundMask& mask = *p.mask;
   const i32 line = key_lines ? keys : rows, across = key_lines ? rows : keys;
@@ -173,9 +173,12 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   const i64 all_lines = lines * heads * (varies ? p.B : 1), words = all_lines * map.words;
   const bool one_for_all = heads == 1 && !varies;
   const bool lists = one_for_all && lines <= kMostLinesToSearch && words <= kMostWordsToSearch;
-  constexpr i64 kListBytes = 4 * (1 + kMostLongLines);
-  map.data = static_cast<u64*>(allocate(words * 8 + (lists ? kListBytes : 0)));
-  if (lists) map.long_lines = reinterpret_cast<i32*>(map.data + words);
+  const i64 list_bytes = lists ? 4 * (1 + kMostLongLines + lines) : 0;
+  map.data = static_cast<u64*>(allocate(words * 8 + list_bytes));
+  if (lists) {
+    map.long_lines = reinterpret_cast<i32*>(map.data + words);
+    map.by_length = map.long_lines + 1 + kMostLongLines;
+  }
   i32* const done = lists ? counters(1) : nullptr;
   void* const parameters = mask_parameters();
   const Kernel& build = kernel(map_text(rows, keys, key_lines), "map", 0);

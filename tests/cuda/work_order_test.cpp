@@ -1,6 +1,7 @@
 // The order of work: every unit once, long ones first, section by section.
 #include "cuda/kernel/work_order.h"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -25,6 +26,9 @@ void check_order(const WorkOrder& order) {
     for (i32 k = 0; k < count; ++k) is_first |= order.first[1 + k] == at.unit;
     CHECK_EQ(is_first, n < count * order.heads);
     if (is_first) continue;
+    const bool by_length = at.head >= order.in_order();
+    CHECK_EQ(by_length, n >= count * order.heads + order.in_order() * (order.per_head - count));
+    if (by_length) continue;
     CHECK(at.section >= last_section);
     last_section = at.section;
   }
@@ -42,6 +46,15 @@ TEST(every_unit_comes_once_and_long_ones_come_first) {
       for (const std::vector<i32>& first :
            {std::vector<i32>{0}, {1, 0}, {2, 0, 49}, {3, 4, 5, 9}}) {
         check_order({7, section, 50, down, first.data()});
+        std::vector<i32> others;
+        for (i32 unit = 49; unit >= 0; --unit) {
+          if (std::find(first.begin() + 1, first.end(), unit) == first.end()) others.push_back(unit);
+        }
+        for (i32 last : {1, 3, 7}) {
+          const WorkOrder order{7, section, 50, down, first.data(), others.data(), last};
+          check_order(order);
+          CHECK_EQ(order.place(order.total() - 1).unit, others.back());
+        }
       }
     }
   }
@@ -49,4 +62,12 @@ TEST(every_unit_comes_once_and_long_ones_come_first) {
   CHECK_EQ(order.place(0).unit, 3);
   CHECK_EQ(order.place(5).head, 1);
   CHECK_EQ(order.place(5).unit, 2);
+}
+
+TEST(the_last_heads_keep_all_processors_busy) {
+  CHECK_EQ(cuda::heads_by_length(32, 64, 132), 7);
+  CHECK_EQ(cuda::heads_by_length(16, 256, 132), 2);
+  CHECK_EQ(cuda::heads_by_length(16, 8192, 132), 1);
+  CHECK_EQ(cuda::heads_by_length(16, 1, 132), 16);
+  CHECK_EQ(cuda::heads_by_length(0, 0, 132), 0);
 }

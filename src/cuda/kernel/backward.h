@@ -105,6 +105,7 @@ struct BackwardArgs {
   i32 key_tiles = 0;  // of one head of `heads`: ceil(Lk / keys); varlen: num_slots(Tk, B, keys)
   i32 heads = 0;      // B · Hkv; varlen: Hkv
   i32 section = 1;    // heads whose q and dout stay in L2 together
+  i32 last = 0;       // heads_by_length()
   float scale = 0, scale_log2 = 0;  // scale_log2 = scale · log2(e)
   float lse_factor = 0;      // from LSE to neg_lse: -1 / scale, what raw scores start at; where
                              // options adjust products -log2(e), added to what they become
@@ -126,7 +127,7 @@ struct BackwardArgs {
 
   JALI_HD i32 row_tiles_of_sequence() const { return seq.varlen() ? row_tiles : row_tiles / seq.B; }
   JALI_HD WorkOrder key_order() const {
-    return {heads, section, key_tiles, false, key_map.long_lines};
+    return {heads, section, key_tiles, false, key_map.long_lines, key_map.by_length, last};
   }
   JALI_HD WorkOrder row_order() const {
     return {heads, section, row_tiles_of_sequence() * seq.group};

@@ -9,6 +9,7 @@
 
 namespace jali::cuda {
 
+constexpr i32 kMapThreads = 256;  // of a block of map_tiles
 constexpr i32 kMostLongLines = 8;
 constexpr i32 kLeastOfLongLine = 32;  // active tiles
 /// Long lines are looked for in maps that one block reads in microseconds: of so many lines, and words.
@@ -23,8 +24,8 @@ struct TileMap {
   i32 head_div = 1;
   i32 words = 0;  // of a line, enough for the longest sequence
   // Lines with far more active tiles than others, kMostLongLines at most: how many, then which,
-  // ascending; null: not looked for.
-  i32* long_lines = nullptr;
+  // ascending. All others, roughly by falling numbers of active tiles. Null: not looked for.
+  i32 *long_lines = nullptr, *by_length = nullptr;
 
   JALI_HD u64* line(const Frame& f, i32 n) const {
     return data + (f.b * stride_b + f.h / head_div * stride_h + n) * words;

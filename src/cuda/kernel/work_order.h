@@ -6,13 +6,16 @@
 namespace jali::cuda {
 
 /// `per_head` units (row tiles, or key tiles) of each of `heads` heads: section by section, `section`
-/// heads each, whose data stay in the L2 cache together; there unit by unit. Units that take much
-/// longer than others come before that, those of all heads, or some would begin when the rest is done;
-/// which ones the device alone knows: with `first`, only total() and in_section() are for the host.
+/// heads each, whose data stay in the L2 cache together; there unit by unit. What takes long must not
+/// begin when the rest is done: units that take much longer than others come before that, those of all
+/// heads, and of the last few heads together all units come by length. Which ones these are the device
+/// alone knows: with `first` or `by_length`, only total() and in_section() are for the host.
 struct WorkOrder {
   i32 heads, section, per_head;
-  bool down = false;           // a head's units from the last one to the first
-  const i32* first = nullptr;  // units that come first: how many, then which, ascending; or null
+  bool down = false;               // a head's units from the last one to the first
+  const i32* first = nullptr;      // units that come first: how many, then which, ascending; or null
+  const i32* by_length = nullptr;  // the others, roughly the longest one first; or null
+  i32 last = 0;                    // heads whose units come by length
 
   struct Place {
     i32 section, head, unit;
@@ -23,20 +26,50 @@ struct WorkOrder {
   /// The section of a unit where none come first.
   JALI_HD i32 section_of(i32 n) const { return n / (section * per_head); }
   /// The last section that the units up to n belong to.
-  JALI_HD i32 reach(i32 n) const { return num_first() > 0 ? (heads - 1) / section : section_of(n); }
+  JALI_HD i32 reach(i32 n) const {
+    const bool any = num_first() > 0 || (by_length && n >= in_order() * per_head);
+    return any ? (heads - 1) / section : section_of(n);
+  }
+  JALI_HD i32 at_length(i32 n) const {
+#if defined(__CUDACC_RTC__)
+    i32 unit;  // PERF: with a load in C++ ptxas runs out of registers, far from here
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(unit) : "l"(by_length + n));
+    return unit;
+#else
+    return by_length[n];
+#endif
+  }
+  /// Heads whose units do not come by length.
+  JALI_HD i32 in_order() const { return by_length ? heads - last : heads; }
   JALI_HD Place place(i32 n) const {
     const i32 count = num_first(), left = per_head - count;
     if (count > 0 && n < count * heads)
       return {n % heads / section, n % heads, first[1 + n / heads]};
     n -= count * heads;
-    const i32 at = n / (section * left), rest = n - at * section * left;
-    const i32 among = min_of(section, heads - at * section);
-    i32 unit = rest / among;
+    const bool sorted = by_length && n >= in_order() * left;
+    i32 at = 0, begin = in_order(), among = last;  // section; the heads whose turn it is
+    if (sorted) {
+      n -= in_order() * left;
+    } else {
+      at = n / (section * left);
+      n -= at * section * left;
+      begin = at * section;
+      among = min_of(section, in_order() - begin);
+    }
+    const i32 head = begin + n % among;
+    i32 unit = n / among;
+    if (sorted) return {head / section, head, at_length(unit)};
     if (down) unit = left - 1 - unit;
 #pragma unroll 1
     for (i32 k = 0; k < count; ++k) unit += first[1 + k] <= unit;
-    return {at, at * section + rest % among, unit};
+    return {at, head, unit};
   }
 };
+
+/// WorkOrder::last: so many heads that their units keep all processors busy for a while.
+JALI_HD constexpr i32 heads_by_length(i32 heads, i32 per_head, i32 num_sms) {
+  constexpr i32 kWaves = 3;
+  return clamp_to(ceil_div(kWaves * num_sms, max_of(per_head, 1)), min_of(heads, 1), heads);
+}
 
 }  // namespace jali::cuda

@@ -290,6 +290,7 @@ struct BackwardTiles {
     auto order = [&] {
       cuda::WorkOrder of = a.key_order();
       of.first = kLongFirst ? loader.notes->first_units : nullptr;  // PERF: a copy that is near
+      if (!kLongFirst) of.by_length = nullptr;
       return of;
     };
     if (lane == 0) store_shared(loader.sm.ready_section(), -1);

@@ -6,10 +6,13 @@
 
 namespace jali::cuda {
 
-/// Lists the lines that have more than four times as many active tiles as the mean, and not a few: by
-/// the block that is done last (`done`: zero before and after).
-__device__ inline void list_long_lines(const TileMap& map, i32 lines, i32* done) {
-  __shared__ i32 rank, total, count, found[kMostLongLines];
+/// Lists the lines that have more than four times as many active tiles as the mean, and not a few, and
+/// the others by length, to a quarter of the mean: by the block that is done last (`done`: zero before
+/// and after).
+__device__ inline void list_lines(const TileMap& map, i32 lines, i32* done) {
+  constexpr i32 kLengths = kMapThreads / 32, kLong = kLengths;
+  __shared__ i32 rank, total, count, found[kMostLongLines], size[kLengths];
+  __shared__ u8 length_of[kMostLinesToSearch];
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -31,19 +34,45 @@ __device__ inline void list_long_lines(const TileMap& map, i32 lines, i32* done)
   };
   for_each_line([&](i32, i32 active) { atomicAdd(&total, active); });
   for_each_line([&](i32 n, i32 active) {
-    if (active < kLeastOfLongLine || i64{active} * lines <= i64{4} * total) return;
+    const i64 quarters = 4 * i64{active} * lines / max_of(total, 1);
+    const bool far = active >= kLeastOfLongLine && quarters > 16;
+    length_of[n] = static_cast<u8>(far ? kLong : min_of<i64>(quarters, kLengths - 1));
+    if (!far) return;
     const i32 at = atomicAdd(&count, 1);
     if (at < kMostLongLines) found[at] = n;
   });
-  if (threadIdx.x > 0) return;
-  *done = 0;
   const i32 num = count <= kMostLongLines ? count : 0;  // many are no exception
-  map.long_lines[0] = num;
-  for (i32 n = 0; n < num; ++n) {
-    i32 before = 0;
-    for (i32 x = 0; x < num; ++x) before += found[x] < found[n];
-    map.long_lines[1 + before] = found[n];
+  if (threadIdx.x == 0) {
+    *done = 0;
+    map.long_lines[0] = num;
+    for (i32 n = 0; n < num; ++n) {
+      i32 before = 0;
+      for (i32 x = 0; x < num; ++x) before += found[x] < found[n];
+      map.long_lines[1 + before] = found[n];
+    }
   }
+  // Each warp has a length. Ascending: neighbours share what they load.
+  const i32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  auto for_each_of_length = [&](auto visit) {  // visit(line, whether it has this warp's length)
+#pragma unroll 1
+    for (i32 begin = 0; begin < lines; begin += 32) {
+      const i32 n = begin + lane;
+      i32 length = n < lines ? length_of[n] : -1;
+      if (length == kLong && num == 0) length = kLengths - 1;
+      visit(n, length == kLengths - 1 - warp);
+    }
+  };
+  i32 own = 0;
+  for_each_of_length([&](i32, bool has) { own += __popc(__ballot_sync(0xffffffffu, has)); });
+  if (lane == 0) size[warp] = own;
+  __syncthreads();
+  i32 at = 0;
+  for (i32 n = 0; n < warp; ++n) at += size[n];
+  for_each_of_length([&](i32 line, bool has) {
+    const u32 all = __ballot_sync(0xffffffffu, has);
+    if (has) map.by_length[at + __popc(all & ((1u << lane) - 1))] = line;
+    at += __popc(all);
+  });
 }
 
 template <class L>
@@ -59,7 +88,7 @@ JALI_HD constexpr u32 first_tiles(i32 n) { return n <= 0 ? 0 : ~0u >> (32 - min_
 /// words that this leaves open. PERF: a window's map of 1M x 1M tokens is 33 MB of zeros and 24,000
 /// words to look into. A unit is a block's for an unsure mask, whose cells its 8 warps ask for four
 /// tiles each; one warp's for others.
-/// lines: of one head, of all sequences where tokens are packed. done: see list_long_lines.
+/// lines: of one head, of all sequences where tokens are packed. done: see list_lines.
 template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
 __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,
                           i32 num_heads, i32 together, i32* done) {
@@ -167,7 +196,7 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
       if (writes && lane == 0) line[word] = u64{full} << 32 | active;
     }
   }
-  if (map.long_lines) list_long_lines(map, lines, done);
+  if (map.long_lines) list_lines(map, lines, done);
 }
 
 }  // namespace jali::cuda

@@ -149,6 +149,7 @@ struct ForwardArgs {
   i32 num_blocks;      // launched; they begin with the first row tiles
   i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 section;         // forward_section()
+  i32 last;            // heads_by_length(), at least a section
   TileMap map;         // of row tiles, if has_map()
   i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
   void* out;           // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
@@ -282,8 +283,14 @@ struct Forward {
   /// Row tile number `tile`, for a whole warp; behind the end of its sequence if row >= num_rows.
   JALI_DEVICE static RowTile row_tile(const ForwardArgs& a, i32 tile) {
     // The last rows come first: under a causal mask they are the longest.
-    const i32* const first = has_map(kMask) ? a.map.long_lines : nullptr;
-    const WorkOrder order{a.heads, a.section, a.tiles_per_head, true, first};
+    constexpr bool kMapped = has_map(kMask);
+    const WorkOrder order{a.heads,
+                          a.section,
+                          a.tiles_per_head,
+                          true,
+                          kMapped ? a.map.long_lines : nullptr,
+                          kMapped ? a.map.by_length : nullptr,
+                          a.last};
     const WorkOrder::Place at = order.place(tile);
     const i32 head = at.head, slot = at.unit;
     if (!a.seq.varlen()) {
