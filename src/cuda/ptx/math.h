@@ -130,6 +130,11 @@ JALI_DEVICE i32 opaque(i32 x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+template <class X>
+JALI_DEVICE X* opaque(X* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 
 /// gridDim.x, read where it stands.
 JALI_DEVICE u32 num_blocks() {

@@ -584,7 +584,7 @@ struct BackwardTiles {
     const i32 key = item.key + first;
     u16* to = static_cast<u16*>(out) +
               cuda::offset(strides, item.f.b, item.h_kv, i64(item.f.k_start) + key);
-    store_rows<T>(x, scale, to, strides.l, item.f.num_keys - key, cols, lane);
+    store_rows<T>(x, {scale, scale}, to, strides.l, item.f.num_keys - key, cols, lane);
   }
 
   /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm).

@@ -49,6 +49,7 @@ struct ForwardShape {
   i32 cells = 0;           // slots for what a mask says of a tile's rows,
   i32 row_bytes = 0;       // so much of each
   i32 key_bias_bytes = 0;  // a float a key, kKeyBiasSlots tiles
+  bool staged = false;     // out goes by way of shared memory
   bool draws = false;      // a warpgroup more draws the numbers of dropout
   bool turns = false;      // consumers take turns at the tensor cores
   i32 early = 0;           // blocks of 8 keys with exponentials before the wait for P V
@@ -64,13 +65,15 @@ struct ForwardShape {
                 v_stages * v_keys() * padded(Dv));
   }
   constexpr i32 cell_bytes() const { return cells * rows() * row_bytes; }
+  static constexpr i32 kStagedBytes = 2048;  // of a warp: 64 columns of its rows
+  constexpr i32 staged_bytes() const { return staged ? rows() / 16 * kStagedBytes : 0; }
   /// Bits of a key tile's cells that dropout keeps, two slots.
   constexpr i32 kept_bytes() const { return draws ? 2 * rows() * max_of(keys, 128) / 8 : 0; }
   constexpr i32 barrier_bytes() const { return 320 + (draws ? 32 : 0); }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
-    return tile_bytes(D, Dv) + cell_bytes() + key_bias_bytes + kept_bytes() + barrier_bytes() +
-           640 + 1024;
+    return tile_bytes(D, Dv) + cell_bytes() + key_bias_bytes + kept_bytes() + staged_bytes() +
+           barrier_bytes() + 640 + 1024;
   }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= kMostSharedBytes && keys * 3 / 4 + Dv / 2 <= 192;
@@ -112,8 +115,13 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if (options.per_cell() && kDv > 128) s.keys = 64;
   if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   if (of_keys) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
+  auto with_rest = [&](ForwardShape shape) {  // what is left may be staged in
+    shape.staged = true;
+    shape.staged = shape.fits(kD, kDv);
+    return shape;
+  };
   if (!s.fits(kD, kDv)) s.slots = 1;
-  if (s.fits(kD, kDv)) return s;
+  if (s.fits(kD, kDv)) return with_rest(s);
   // One and a half key tiles of V: D192 691, with tiles of 64 keys 608.
   if (lean && !options.loads()) {
     ForwardShape split = s;
@@ -121,12 +129,12 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     split.v_stages = 3;
     split.loader_registers = 56;
     split.consumer_registers = 224;
-    if (split.fits(kD, kDv)) return split;
+    if (split.fits(kD, kDv)) return with_rest(split);
   }
   s.slots = 2;
   s.keys = 64;
   if (!s.fits(kD, kDv)) s.slots = 1;
-  return s;
+  return with_rest(s);
 }
 
 /// How many heads to work on together: enough that the longest row tiles hide the last ones' idle
@@ -167,6 +175,7 @@ struct ForwardArgs {
 #include "cuda/tile/forward_scores.h"
 #include "cuda/tile/no_mask.h"
 #include "cuda/tile/softmax.h"
+#include "cuda/tile/store.h"
 #include "cuda/tile/visible_bits.h"
 #include "mask/combine.h"
 
@@ -198,12 +207,14 @@ struct Forward {
   static constexpr i32 kKeyBias = kCells + kCellSlots * kCellBytes;
   static constexpr i32 kKept = kKeyBias + kShape.key_bias_bytes,
                        kKeptBytes = kShape.kept_bytes() / 2;
-  static constexpr i32 kBarriers = kKept + 2 * kKeptBytes;
+  static constexpr i32 kStaged = kKept + 2 * kKeptBytes;
+  static constexpr i32 kBarriers = kStaged + kShape.staged_bytes();
   static constexpr i32 kNotes = kBarriers + kShape.barrier_bytes(),
                        kTiles = kNotes + kNoteSlots * 16;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers +
                     (kShape.draws ? kShape.drawer_registers : 0) <=
                 65536 / kShape.threads() / 8 * 8 * (kShape.threads() / 128));
+  static_assert(kStaged % 128 == 0);
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
   static_assert(kCellSlots <= 4 && kMasked == (kCellSlots > 0));
   static_assert(!kByRows || sizeof(typename M::Row) <= kLightRowBytes);
@@ -244,6 +255,7 @@ struct Forward {
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(32 + n % kNoteSlots); }
     JALI_DEVICE u32 kept_full(u32 n) const { return barrier(40 + n % 2); }
     JALI_DEVICE u32 kept_empty(u32 n) const { return barrier(42 + n % 2); }
+    JALI_DEVICE u32 staged(i32 warp) const { return base + kStaged + warp * kShape.kStagedBytes; }
     /// What dropout keeps of key tile n: a Kept for each consumer thread.
     JALI_DEVICE u32 kept(u32 n) const { return base + kKept + n % 2 * kKeptBytes; }
     /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
@@ -750,9 +762,10 @@ struct Forward {
       if constexpr (kOptions.dropout) kept.drop(p);
     }
 
-    /// Out and LSE straight from registers: a 4 x 4 transpose in a quad, 16 bytes a lane.
+    /// Out and LSE.
     JALI_DEVICE void store(const RowTile& t, const tile::RowState& end) {
-      const i32 quad = lane & 3;
+      float inverse[2];
+      float* to_lse = opaque(a.lse + t.lse(a, t.row + row()));
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
         float total = end.sum[e] + shuffle_xor(end.sum[e], 1);
@@ -768,31 +781,22 @@ struct Forward {
         }
         if constexpr (kOptions.dropout) factor *= a.scores.keep_scale;
         // A NaN must come through.
-        const float inverse = total == 0.0f ? 0.0f : __fdividef(factor, total);
+        inverse[e] = total == 0.0f ? 0.0f : __fdividef(factor, total);
         const i32 r = t.row + row() + 8 * e;
-        const bool in = r < t.f.num_rows;
-        u16* out = static_cast<u16*>(a.out) + t.out(a, r) + quad * 8;
-#pragma unroll
-        for (i32 g = 0; g < kDv / 32; ++g) {
-          u32 w[4];
-#pragma unroll
-          for (i32 x = 0; x < 4; ++x) {
-            w[x] = T::pack(o[16 * g + 4 * x + 2 * e] * inverse,
-                           o[16 * g + 4 * x + 2 * e + 1] * inverse);
-          }
-          transpose_quad(w, quad);
-          asm volatile(
-              "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-              "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(out + 32 * g),
-              "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]),
-              "r"(static_cast<i32>(in & (32 * g + 8 * quad < a.Dv)))
-              : "memory");
-        }
         const float lse = total == 0.0f ? -infinity() : (top + log2_fast(total)) * kLn2;
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(
-                         a.lse + t.lse(a, r)),
-                     "f"(lse), "r"(static_cast<i32>(in & (quad == 0)))
+                         to_lse),
+                     "f"(lse), "r"(static_cast<i32>((r < t.f.num_rows) & ((lane & 3) == 0)))
                      : "memory");
+        to_lse += 8 * a.lse_stride_l;
+      }
+      const i32 first = t.row + (threadIdx.x - 128) / 32 * 16, rows = t.f.num_rows - first;
+      u16* const out = static_cast<u16*>(a.out) + t.out(a, first);
+      if constexpr (kShape.staged) {
+        tile::store_rows_staged<T>(o, inverse, sm.staged((threadIdx.x - 128) / 32), out,
+                                   a.out_stride_l, rows, a.Dv, lane);
+      } else {
+        tile::store_rows<T>(o, inverse, out, a.out_stride_l, rows, a.Dv, lane);
       }
     }
 
@@ -812,14 +816,16 @@ struct Forward {
       tile::to_operand<T>(s, p);
       drop();
     }
-    JALI_DEVICE void clear_output() {
+    /// zero: PERF: one that ptxas does not know, or it takes the way by 64 uniform registers.
+    JALI_DEVICE void clear_output(float zero) {
 #pragma unroll
-      for (i32 n = 0; n < kDv / 2; ++n) o[n] = 0.0f;
+      for (i32 n = 0; n < kDv / 2; ++n) o[n] = zero;
     }
     JALI_DEVICE void close_row_tile(i32 n, const tile::RowState& end) {
-      store(RowTile::load(sm.tile(n)), end);
+      const RowTile t = RowTile::load(sm.tile(n));
+      store(t, end);
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(n % kCellSlots), lane == 0);
-      clear_output();
+      clear_output(__int_as_float(min_of(t.row, 0)));
     }
 
     /// The very first S, which has no P V to run beside.
@@ -840,7 +846,7 @@ struct Forward {
       state.begin_if(true);
       begin_weights<true>(total);
       end_weights(total);
-      clear_output();
+      clear_output(0);
       count = 1;
     }
 
@@ -882,6 +888,7 @@ struct Forward {
       if constexpr (kAny) state.begin_if(opens);
       float total[4] = {0, 0, 0, 0};
       begin_weights<kAny || kOptions.loads()>(total);
+      if (opens) rescale[0] = rescale[1] = 1;  // nothing yet
       if (kEarly > 0) pin(total[0] + total[1], sm.base + kBarriers);
       if (!kTight) finish_pv(count - 1);
       end_weights(total);
