@@ -576,15 +576,20 @@ struct BackwardTiles {
       take(n, p, slopes);
     }
   }
-  /// A warp's 16 keys of dk or dv; `first` as above.
-  template <i32 kCount>
+  /// A warp's 16 keys of dk or dv; `first` as above. kStaged: by way of `shared` (store_rows_staged).
+  template <bool kStaged, i32 kCount>
   JALI_DEVICE static void store(const float (&x)[kCount], float scale, void* out,
                                 const cuda::Strides& strides, i32 cols, const Item& item, i32 first,
-                                i32 lane) {
+                                i32 lane, u32 shared = 0) {
     const i32 key = item.key + first;
     u16* to = static_cast<u16*>(out) +
               cuda::offset(strides, item.f.b, item.h_kv, i64(item.f.k_start) + key);
-    store_rows<T>(x, {scale, scale}, to, strides.l, item.f.num_keys - key, cols, lane);
+    const i32 keys = item.f.num_keys - key;
+    if constexpr (kStaged) {
+      store_rows_staged<T>(x, {scale, scale}, shared, to, strides.l, keys, cols, lane);
+    } else {
+      store_rows<T>(x, {scale, scale}, to, strides.l, keys, cols, lane);
+    }
   }
 
   /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm).

@@ -45,10 +45,7 @@ JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&sca
   // Row r lies at 128 r, its 8 columns c at 16 (c ^ r % 8): no two lanes use a bank at once.
   const u32 own = shared + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
   const i32 first = lane / 8, column = lane % 8 * 8;
-  u16* at[4];  // PERF: opaque, or each is computed from all of a's strides anew
-  at[0] = ptx::opaque(to) + first * stride + column;
-#pragma unroll
-  for (i32 i = 1; i < 4; ++i) at[i] = ptx::opaque(at[i - 1] + 4 * stride);
+  u16* at = to + first * stride + column;
 #pragma unroll
   for (i32 begin = 0; begin < kCount; begin += 32) {
     if (begin > 0) __syncwarp();
@@ -64,19 +61,22 @@ JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&sca
     __syncwarp();
     u32 w[4][4];
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) {
-      const i32 row = 4 * i + first;
-      ptx::load_array(shared + row * 128 + ((lane % 8 ^ row % 8) << 4), w[i]);
+    for (i32 n = 0; n < 4; ++n) {
+      const i32 row = 4 * n + first;
+      ptx::load_array(shared + row * 128 + ((lane % 8 ^ row % 8) << 4), w[n]);
     }
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) {
+    for (i32 n = 0; n < 4; ++n) {
+      at = ptx::opaque(at);  // PERF: or each address is computed from all strides anew
       asm volatile(
           "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-          "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(at[i] + 2 * begin),
-          "r"(w[i][0]), "r"(w[i][1]), "r"(w[i][2]), "r"(w[i][3]),
-          "r"(static_cast<i32>((4 * i + first < rows) & (2 * begin + column < cols)))
+          "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(at),
+          "r"(w[n][0]), "r"(w[n][1]), "r"(w[n][2]), "r"(w[n][3]),
+          "r"(static_cast<i32>((4 * n + first < rows) & (2 * begin + column < cols)))
           : "memory");
+      at += 4 * stride;
     }
+    at += 64 - 16 * stride;
   }
 }
 

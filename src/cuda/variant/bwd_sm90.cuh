@@ -399,13 +399,16 @@ struct Backward {
       wgmma_commit();
       // The loader is at most one item ahead: it leaves this one's slot alone. PERF: beside the MMA.
       const Item& item = notes->item[(items() - 1) % 4];
-      Tiles::store(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
-                   item, first_key, lane);
+      const u32 staged = dq_buffer(sm, warp);
+      bulk_wait_read();
+      __syncwarp();
+      Tiles::template store<true>(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
+                                  a.dv_strides, a.Dv, item, first_key, lane, staged);
       wgmma_wait<0>();
       tie(dq());
       barrier_arrive_if(sm.k_empty(), lane == 0);
+      Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane, staged);
       send_dq(buffer, true, turns);
-      Tiles::store(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane);
       Tiles::template end_turn<true>(a, sent, lane);
     }
   };

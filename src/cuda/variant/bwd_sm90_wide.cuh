@@ -338,9 +338,9 @@ struct BackwardWide {
       // The loader is at most one item ahead: it leaves this one's slot alone.
       const Item& item = notes->item[(items - 1) % 4];
       if constexpr (kKeySide) {
-        Tiles::store(sum, a.scale, a.dk, a.dk_strides, a.D, item, warp * 16, lane);
+        Tiles::template store<false>(sum, a.scale, a.dk, a.dk_strides, a.D, item, warp * 16, lane);
       } else {
-        Tiles::store(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
+        Tiles::template store<false>(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
                      item, warp * 16, lane);
       }
       Tiles::template end_turn<false>(a, sent, lane);

@@ -116,8 +116,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   if (of_keys) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
   auto with_rest = [&](ForwardShape shape) {  // what is left may be staged in
-    shape.staged = true;
-    shape.staged = shape.fits(kD, kDv);
+    shape.staged = !(shape.warpgroups == 3 && options.softcap);  // few registers
+    shape.staged = shape.staged && shape.fits(kD, kDv);
     return shape;
   };
   if (!s.fits(kD, kDv)) s.slots = 1;
@@ -816,8 +816,7 @@ struct Forward {
       tile::to_operand<T>(s, p);
       drop();
     }
-    /// zero: PERF: one that ptxas does not know, or it takes the way by 64 uniform registers.
-    JALI_DEVICE void clear_output(float zero) {
+    JALI_DEVICE void clear_output(float zero = 0) {
 #pragma unroll
       for (i32 n = 0; n < kDv / 2; ++n) o[n] = zero;
     }
@@ -825,7 +824,9 @@ struct Forward {
       const RowTile t = RowTile::load(sm.tile(n));
       store(t, end);
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(n % kCellSlots), lane == 0);
-      clear_output(__int_as_float(min_of(t.row, 0)));
+      // PERF: a zero that ptxas does not know: the others come by way of as many uniform registers.
+      constexpr bool kHasRegister = kDv < 192 && !kShape.draws;
+      clear_output(kHasRegister ? __int_as_float(min_of(t.row, 0)) : 0.0f);
     }
 
     /// The very first S, which has no P V to run beside.
@@ -846,7 +847,7 @@ struct Forward {
       state.begin_if(true);
       begin_weights<true>(total);
       end_weights(total);
-      clear_output(0);
+      clear_output();
       count = 1;
     }
 
