@@ -48,7 +48,8 @@ TEST(every_unit_comes_once_and_long_ones_come_first) {
         check_order({7, section, 50, down, first.data()});
         std::vector<i32> others;
         for (i32 unit = 49; unit >= 0; --unit) {
-          if (std::find(first.begin() + 1, first.end(), unit) == first.end()) others.push_back(unit);
+          if (std::find(first.begin() + 1, first.end(), unit) == first.end())
+            others.push_back(unit);
         }
         for (i32 last : {1, 3, 7}) {
           const WorkOrder order{7, section, 50, down, first.data(), others.data(), last};

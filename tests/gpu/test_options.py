@@ -88,8 +88,11 @@ def test_a_bias_in_fp32_is_the_same_but_for_rounding(D: int) -> None:
     half = gradients(D, bias, deterministic=True)
     single = gradients(D, bias.float(), deterministic=True)
     assert single[-1].dtype == torch.float32
-    for a, b in zip(half, single, strict=True):
-        assert torch.equal(a, b.to(a.dtype))
+    for a, b in zip(
+        half, single, strict=True
+    ):  # key tiles are smaller beside fp32: another order of sums
+        limit = 2**-9 * a.abs().max().item()
+        torch.testing.assert_close(b.to(a.dtype), a, rtol=2**-7, atol=limit)
 
 
 @pytest.mark.parametrize("D", [64, 128])

@@ -10,8 +10,8 @@ namespace jali::tile {
 /// there are (any number), `cols` the columns that exist (a multiple of 8). A 4 x 4 transpose in each quad
 /// of lanes gives every lane 16 bytes of a row. Predicated, without a branch.
 template <class T, i32 kCount>
-JALI_DEVICE void store_rows(const float (&acc)[kCount], const float (&scale)[2], u16* to, i64 stride,
-                            i32 rows, i32 cols, i32 lane) {
+JALI_DEVICE void store_rows(const float (&acc)[kCount], const float (&scale)[2], u16* to,
+                            i64 stride, i32 rows, i32 cols, i32 lane) {
   const i32 quad = lane & 3;
 #pragma unroll
   for (i32 e = 0; e < 2; ++e) {

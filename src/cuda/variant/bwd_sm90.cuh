@@ -65,8 +65,7 @@ JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
   const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)   // K, V; Q, dO
                     + 2 * 2 * rows * keys + 4 * rows * dim  // dS, dQ
                     + 4 * 4 * rows                          // statistics
-                    + kBackwardCellSlots<keys> * rows * keys / 8
-                    + kBackwardNotesBytes;
+                    + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes;
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, keys, rows * dim, stages, shared, 384, lean ? 56 : 40, lean ? 224 : 232};
@@ -407,7 +406,8 @@ struct Backward {
       wgmma_wait<0>();
       tie(dq());
       barrier_arrive_if(sm.k_empty(), lane == 0);
-      Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane, staged);
+      Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane,
+                                  staged);
       send_dq(buffer, true, turns);
       Tiles::template end_turn<true>(a, sent, lane);
     }

@@ -117,8 +117,8 @@ struct BackwardWide {
     }
 
     JALI_DEVICE tile::CellPlace place() {
-      return Tiles::place(notes->item[(items - 1) % 4], notes->note[steps % Tiles::kNoteSlots], warp * 16,
-                          lane);
+      return Tiles::place(notes->item[(items - 1) % 4], notes->note[steps % Tiles::kNoteSlots],
+                          warp * 16, lane);
     }
     /// Value side: draws the numbers of dropout for the row tile.
     JALI_DEVICE void draw() {
@@ -340,8 +340,8 @@ struct BackwardWide {
       if constexpr (kKeySide) {
         Tiles::template store<false>(sum, a.scale, a.dk, a.dk_strides, a.D, item, warp * 16, lane);
       } else {
-        Tiles::template store<false>(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv, a.dv_strides, a.Dv,
-                     item, warp * 16, lane);
+        Tiles::template store<false>(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
+                                     a.dv_strides, a.Dv, item, warp * 16, lane);
       }
       Tiles::template end_turn<false>(a, sent, lane);
     }

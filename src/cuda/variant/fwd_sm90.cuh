@@ -106,7 +106,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.loader_registers = 72;  // lookups take many, consumers none for the mask
     s.consumer_registers = 216;
   }
-  if (options.dropout && kDv <= 160) {  // others would spill, or have too many operands for 512 threads
+  if (options.dropout &&
+      kDv <= 160) {  // others would spill, or have too many operands for 512 threads
     s.draws = true;
     s.consumer_registers = 208;
   }
@@ -115,7 +116,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if (options.per_cell() && kDv > 128) s.keys = 64;
   if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   if (of_keys) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
-  auto with_rest = [&](ForwardShape shape) {  // what is left may be staged in
+  auto with_rest = [&](ForwardShape shape) {                     // what is left may be staged in
     shape.staged = !(shape.warpgroups == 3 && options.softcap);  // few registers
     shape.staged = shape.staged && shape.fits(kD, kDv);
     return shape;
@@ -225,7 +226,8 @@ struct Forward {
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
                         kOfKeys = kOptions.key_bias != BiasType::kNone;
   static constexpr bool kFinds = kMasked || kOfKeys;
-  static constexpr bool kKeysEarly = kDv < 192;  // biases of keys are loaded beside S, if they fit there
+  static constexpr bool kKeysEarly =
+      kDv < 192;  // biases of keys are loaded beside S, if they fit there
   static constexpr bool kPrepares =
       kOptions.alibi || kOptions.loads() || (kOptions.dropout && !kShape.draws);
   // PERF: tanh takes the exponentials' units.
@@ -784,10 +786,10 @@ struct Forward {
         inverse[e] = total == 0.0f ? 0.0f : __fdividef(factor, total);
         const i32 r = t.row + row() + 8 * e;
         const float lse = total == 0.0f ? -infinity() : (top + log2_fast(total)) * kLn2;
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(
-                         to_lse),
-                     "f"(lse), "r"(static_cast<i32>((r < t.f.num_rows) & ((lane & 3) == 0)))
-                     : "memory");
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(to_lse),
+            "f"(lse), "r"(static_cast<i32>((r < t.f.num_rows) & ((lane & 3) == 0)))
+            : "memory");
         to_lse += 8 * a.lse_stride_l;
       }
       const i32 first = t.row + (threadIdx.x - 128) / 32 * 16, rows = t.f.num_rows - first;
