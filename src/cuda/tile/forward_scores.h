@@ -172,16 +172,6 @@ struct Kept {
       word[half] = ptx::permute(word[half], other, quad & 1 ? 0x3276 : 0x5410);
     }
   }
-  JALI_DEVICE void store(u32 shared) const {
-    const u32 both[2] = {word[0], word[1]};
-    ptx::store_array(shared, both);
-  }
-  JALI_DEVICE void load(u32 shared) {
-    u32 both[2];
-    ptx::load_array(shared, both);
-    word[0] = both[0];
-    word[1] = both[1];
-  }
   /// Clears pairs of weights in the operand's layout.
   JALI_DEVICE void drop(u32 (&p)[kKeys / 4]) const {
 #pragma unroll

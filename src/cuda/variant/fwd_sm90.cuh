@@ -50,14 +50,13 @@ struct ForwardShape {
   i32 row_bytes = 0;       // so much of each
   i32 key_bias_bytes = 0;  // a float a key, kKeyBiasSlots tiles
   bool staged = false;     // out goes by way of shared memory
-  bool draws = false;      // a warpgroup more draws the numbers of dropout
   bool turns = false;      // consumers take turns at the tensor cores
   i32 early = 0;           // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
-  i32 loader_registers = 56, consumer_registers = 224, drawer_registers = 40;
+  i32 loader_registers = 56, consumer_registers = 224;
 
   constexpr i32 rows() const { return 64 * warpgroups; }
-  constexpr i32 threads() const { return 128 * (1 + warpgroups + draws); }
+  constexpr i32 threads() const { return 128 * (1 + warpgroups); }
   static constexpr i32 padded(i32 D) { return (D + 63) / 64 * 64; }
   constexpr i32 v_keys() const { return keys / v_split; }
   constexpr i32 tile_bytes(i32 D, i32 Dv) const {
@@ -67,13 +66,9 @@ struct ForwardShape {
   constexpr i32 cell_bytes() const { return cells * rows() * row_bytes; }
   static constexpr i32 kStagedBytes = 2048;  // of a warp: 64 columns of its rows
   constexpr i32 staged_bytes() const { return staged ? rows() / 16 * kStagedBytes : 0; }
-  /// Bits of a key tile's cells that dropout keeps, two slots.
-  constexpr i32 kept_bytes() const { return draws ? 2 * rows() * max_of(keys, 128) / 8 : 0; }
-  constexpr i32 barrier_bytes() const { return 320 + (draws ? 32 : 0); }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
-    return tile_bytes(D, Dv) + cell_bytes() + key_bias_bytes + kept_bytes() + staged_bytes() +
-           barrier_bytes() + 640 + 1024;
+    return tile_bytes(D, Dv) + cell_bytes() + key_bias_bytes + staged_bytes() + 960 + 1024;
   }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= kMostSharedBytes && keys * 3 / 4 + Dv / 2 <= 192;
@@ -105,11 +100,6 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if (mask == MaskKind::kHeavy && lean) {
     s.loader_registers = 72;  // lookups take many, consumers none for the mask
     s.consumer_registers = 216;
-  }
-  if (options.dropout &&
-      kDv <= 160) {  // others would spill, or have too many operands for 512 threads
-    s.draws = true;
-    s.consumer_registers = 208;
   }
   // What these need of a tile of 128 keys would spill.
   if ((options.loads() && options.dropout) || (bias && of_keys)) s.keys = 64;
@@ -206,15 +196,11 @@ struct Forward {
   static constexpr i32 kNoteSlots = 8, kTileSlots = 16;
   static constexpr i32 kCells = kV + kVStages * kVBytes;
   static constexpr i32 kKeyBias = kCells + kCellSlots * kCellBytes;
-  static constexpr i32 kKept = kKeyBias + kShape.key_bias_bytes,
-                       kKeptBytes = kShape.kept_bytes() / 2;
-  static constexpr i32 kStaged = kKept + 2 * kKeptBytes;
+  static constexpr i32 kStaged = kKeyBias + kShape.key_bias_bytes;
   static constexpr i32 kBarriers = kStaged + kShape.staged_bytes();
-  static constexpr i32 kNotes = kBarriers + kShape.barrier_bytes(),
-                       kTiles = kNotes + kNoteSlots * 16;
-  static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers +
-                    (kShape.draws ? kShape.drawer_registers : 0) <=
-                65536 / kShape.threads() / 8 * 8 * (kShape.threads() / 128));
+  static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16;
+  static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
+                65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kStaged % 128 == 0);
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
   static_assert(kCellSlots <= 4 && kMasked == (kCellSlots > 0));
@@ -229,7 +215,7 @@ struct Forward {
   static constexpr bool kKeysEarly =
       kDv < 192;  // biases of keys are loaded beside S, if they fit there
   static constexpr bool kPrepares =
-      kOptions.alibi || kOptions.loads() || (kOptions.dropout && !kShape.draws);
+      kOptions.alibi || kOptions.loads() || kOptions.dropout;
   // PERF: tanh takes the exponentials' units.
   static constexpr i32 kPolynomials = kOptions.softcap ? 3 : 0;
 
@@ -255,11 +241,7 @@ struct Forward {
     JALI_DEVICE u32 cells_empty(i32 slot) const { return barrier(20 + slot); }
     JALI_DEVICE u32 note_full(u32 n) const { return barrier(24 + n % kNoteSlots); }
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(32 + n % kNoteSlots); }
-    JALI_DEVICE u32 kept_full(u32 n) const { return barrier(40 + n % 2); }
-    JALI_DEVICE u32 kept_empty(u32 n) const { return barrier(42 + n % 2); }
     JALI_DEVICE u32 staged(i32 warp) const { return base + kStaged + warp * kShape.kStagedBytes; }
-    /// What dropout keeps of key tile n: a Kept for each consumer thread.
-    JALI_DEVICE u32 kept(u32 n) const { return base + kKept + n % 2 * kKeptBytes; }
     /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
     /// modulo kCellSlots, [row][kLightRowBytes].
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
@@ -585,34 +567,6 @@ struct Forward {
     }
   }
 
-  // ---- drawers --------------------------------------------------------------------------------
-  /// A warpgroup that draws the numbers of dropout. PERF: where consumers drew, they did that between
-  /// their MMAs, whose tensor cores waited: dense attention took 2.1 times as long.
-  JALI_DEVICE static void draw(const ForwardArgs& a, const Shared& sm) {
-    const i32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x & 31;
-    const u64 seed = *a.scores.seed;
-    i32 opened = 0;
-#pragma unroll 1
-    for (u32 n = 0;; ++n) {
-      barrier_wait(sm.note_full(n), n / kNoteSlots & 1);
-      const i32 note = broadcast(load_shared(sm.note(n)));
-      if (note & kEnd) break;
-      if (note & kFirst) ++opened;
-      const RowTile t = RowTile::load(sm.tile(opened - 1));
-      barrier_wait(sm.kept_empty(n), (n / 2 & 1) ^ 1);
-#pragma unroll 1
-      for (i32 consumer = warp; consumer < 4 * kConsumers; consumer += 4) {
-        tile::Kept<kKeys> kept;
-        kept.draw(seed, a.scores.dropout_threshold, t.f, t.row + 16 * consumer + (lane >> 2),
-                  (note >> 3) * kKeys);
-        kept.store(sm.kept(n) + 8 * (32 * consumer + lane));
-      }
-      __syncwarp();
-      barrier_arrive_if(sm.kept_full(n), lane == 0);
-      barrier_arrive_if(sm.note_empty(n), lane == 0);
-    }
-  }
-
   // ---- consumers ------------------------------------------------------------------------------
   struct Consumer {
     const ForwardArgs& a;
@@ -705,7 +659,7 @@ struct Forward {
         const RowTile t = row_tile();
         bias.template begin<kClamps>({a.scores, t.f}, t.row + row(), key_of(0));
       }
-      if constexpr (kOptions.dropout && !kShape.draws) {
+      if constexpr (kOptions.dropout) {
         const RowTile t = row_tile();
         kept.draw(*a.scores.seed, a.scores.dropout_threshold, t.f, t.row + row(), first_key());
       }
@@ -754,16 +708,6 @@ struct Forward {
       }
       bits.hide(s, -infinity());
     }
-    JALI_DEVICE void drop() {
-      if constexpr (kShape.draws) {
-        barrier_wait(sm.kept_full(count), count / 2 & 1);
-        kept.load(sm.kept(count) + 8 * (threadIdx.x - 128));
-        __syncwarp();
-        barrier_arrive_if(sm.kept_empty(count), lane == 0);
-      }
-      if constexpr (kOptions.dropout) kept.drop(p);
-    }
-
     /// Out and LSE.
     JALI_DEVICE void store(const RowTile& t, const tile::RowState& end) {
       float inverse[2];
@@ -816,7 +760,7 @@ struct Forward {
       tile::exponentials<1, 0, kKeys / 8, kPolynomials>(s, scale(), shift, total);
       tile::add_sums(state, rescale, total);
       tile::to_operand<T>(s, p);
-      drop();
+      if constexpr (kOptions.dropout) kept.drop(p);
     }
     JALI_DEVICE void clear_output(float zero = 0) {
 #pragma unroll
@@ -827,7 +771,7 @@ struct Forward {
       store(t, end);
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(n % kCellSlots), lane == 0);
       // PERF: a zero that ptxas does not know: the others come by way of as many uniform registers.
-      constexpr bool kHasRegister = kDv < 192 && !kShape.draws;
+      constexpr bool kHasRegister = kDv < 192;
       clear_output(kHasRegister ? __int_as_float(min_of(t.row, 0)) : 0.0f);
     }
 
@@ -957,13 +901,9 @@ struct Forward {
         barrier_init(sm.cells_full(n), kFinders);
         barrier_init(sm.cells_empty(n), 4 * kConsumers);
       }
-      for (i32 n = 0; kShape.draws && n < 2; ++n) {
-        barrier_init(sm.kept_full(n), 4);
-        barrier_init(sm.kept_empty(n), 4 * kConsumers);
-      }
       for (i32 n = 0; n < kNoteSlots; ++n) {
         barrier_init(sm.note_full(n), 1);
-        barrier_init(sm.note_empty(n), 1 + (kFinds ? kFinders : 0) + (kShape.draws ? 4 : 0));
+        barrier_init(sm.note_empty(n), 1 + (kFinds ? kFinders : 0));
       }
       barrier_init_fence();
     }
@@ -977,9 +917,6 @@ struct Forward {
       } else if constexpr (kFinds) {
         find(a, mask, sm);
       }
-    } else if (kShape.draws && wg > kConsumers) {
-      give_registers<kShape.drawer_registers>();
-      if constexpr (kShape.draws) draw(a, sm);
     } else {
       take_registers<kShape.consumer_registers>();
       consume(a, mask, sm, wg - 1);
