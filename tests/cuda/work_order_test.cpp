@@ -66,9 +66,9 @@ TEST(every_unit_comes_once_and_long_ones_come_first) {
 }
 
 TEST(the_last_heads_keep_all_processors_busy) {
-  CHECK_EQ(cuda::heads_by_length(32, 64, 132), 7);
+  CHECK_EQ(cuda::heads_by_length(32, 64, 132), 3);
   CHECK_EQ(cuda::heads_by_length(16, 256, 132), 2);
-  CHECK_EQ(cuda::heads_by_length(16, 8192, 132), 1);
+  CHECK_EQ(cuda::heads_by_length(16, 8192, 132), 2);
   CHECK_EQ(cuda::heads_by_length(16, 1, 132), 16);
   CHECK_EQ(cuda::heads_by_length(0, 0, 132), 0);
 }
