@@ -1,7 +1,7 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 128 keys, D and Dv up to 128, but not D <= 64 < Dv.
 //
-// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 654 (522),
-//           causal 658 (512); 1K b16 486 (399), 351 (294). D 64 H32 16K 574 (439), 582 (415).
+// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 651 (525),
+//           causal 667 (511); 1K b16 488 (397), 365 (293). D 64 H32 16K 572 (438), 578 (408).
 // Serves    fp16, bf16; D and Dv any multiple of 8 (kD, kDv: of 16, at least those); GQA; varlen;
 //           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one;
 //           options of the scores, but not all: backward_fits_options.
@@ -21,11 +21,11 @@
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
 // Options   what is added to scores is what S' starts at, loaded beside dK of the step before, as
 //           dropout is drawn there; softcap's slopes go into P as soon as that is rounded. D 128 H16
-//           8K against the same without: ALiBi 1.02, key_bias 1.08, softcap 1.15, dropout 1.35, a
-//           bias over rows and keys 1.54, deterministic 1.06.
+//           8K against the same without: ALiBi 1.06, key_bias 1.11, softcap 1.18, dropout 1.42, a
+//           bias over rows and keys 1.56, deterministic 1.10.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ; statistics of 2 stages; cells;
-//           6 stages of row tiles, 4 KB each; notes. 220 KB at D 128.
+//           6 stages of row tiles, 4 KB each; notes. 222 KB at D 128.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,

@@ -14,7 +14,8 @@
 //           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
 //           across row tiles too. Three take turns at the tensor cores.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; the bias of
-//           keys; notes of key tiles, and the row tiles they belong to.
+//           keys; out on its way to whole rows, where there is room; notes of key tiles, and the row
+//           tiles they belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader (k_full: each finder warp, too, if
 //           keys have a bias); q_empty, k_empty, v_empty: one arrival a consumer warp, when the tensor
 //           cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
