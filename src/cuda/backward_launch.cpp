@@ -133,7 +133,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
     a.key_map = call.tile_map(tile.rows, tile.keys, true);
     if (p.deterministic) {
       a.row_map = call.tile_map(tile.rows, tile.keys, false);
-      a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: they take turns in their order
+      a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: turns are in order
     }
   }
   const i64 sections = ceil_div(a.heads, a.section), words = 3 + 2 * sections;

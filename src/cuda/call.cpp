@@ -145,7 +145,7 @@ KernelText map_text(i32 rows, i32 keys, bool key_lines) {
             return R"(
 #include "cuda/tile/map_tiles.h"
 namespace jali::cuda {
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(kMapThreads, 4)
     map(const __grid_constant__ M mask, const __grid_constant__ Sequences s,
         const __grid_constant__ TileMap map, i32 lines, i32 num_heads, i32 together, i32* done) {
   map_tiles<)" + instance +

@@ -54,7 +54,10 @@ TEST(every_unit_comes_once_and_long_ones_come_first) {
         for (i32 last : {1, 3, 7}) {
           const WorkOrder order{7, section, 50, down, first.data(), others.data(), last};
           check_order(order);
-          CHECK_EQ(order.place(order.total() - 1).unit, others.back());
+          const i32 begin = order.total() - last * static_cast<i32>(others.size());
+          for (i32 n = begin; n < order.total(); ++n) {
+            CHECK_EQ(order.place(n).unit, others[(n - begin) / last]);
+          }
         }
       }
     }

@@ -5,7 +5,7 @@
 // (variant/bwd_*.cuh). Beside that a warp of it prepares row tiles (a statistic of every row, a clear
 // sum) and rounds the sums that are complete to dq (tile/backward_rows.h). Work goes by sections of KV
 // heads: the row tiles of a section are prepared before its first key tile is begun, and rounded
-// when its last one is done; long key tiles of all sections come first. Scratch, all fp32,
+// when its last one is done; what takes long comes early (work_order.h). Scratch, all fp32,
 // `row_tiles · Hq` tiles, none of it cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
 // The gradients of what was added to scores are sums of the scores' gradients. For a bias over keys
@@ -34,9 +34,9 @@ struct BackwardTile {
 
 constexpr i32 kBackwardConsumerWarps = 8;
 /// Barriers, and the loader's notes.
-constexpr i32 kBackwardNotesBytes = 256 + 384;
-/// Slots for cells of partial tiles: as many as notes, so that they are looked up ahead, where there is
-/// room.
+constexpr i32 kBackwardBarrierBytes = 256, kBackwardNotesBytes = kBackwardBarrierBytes + 384;
+/// Slots for cells of partial tiles: in tiles of 128 keys as many as notes, so that they are looked up
+/// ahead.
 template <i32 kKeys>
 constexpr i32 kBackwardCellSlots = kKeys == 128 ? 4 : 2;
 /// Row tiles are prepared and rounded by so many rows; out and dout in boxes of {64, 16, 1, 1}.

@@ -12,7 +12,7 @@ namespace jali::cuda {
 /// alone knows: with `first` or `by_length`, only total() and in_section() are for the host.
 struct WorkOrder {
   i32 heads, section, per_head;
-  bool down = false;           // a head's units from the last one to the first
+  bool down = false;           // units in order: from the last one to the first
   const i32* first = nullptr;  // units that come first: how many, then which, ascending; or null
   const i32* by_length = nullptr;  // the others, roughly the longest one first; or null
   i32 last = 0;                    // heads whose units come by length
@@ -47,28 +47,25 @@ struct WorkOrder {
       return {n % heads / section, n % heads, first[1 + n / heads]};
     n -= count * heads;
     const bool sorted = by_length && n >= in_order() * left;
-    i32 at = 0, begin = in_order(), among = last;  // section; the heads whose turn it is
     if (sorted) {
       n -= in_order() * left;
-    } else {
-      at = n / (section * left);
-      n -= at * section * left;
-      begin = at * section;
-      among = min_of(section, in_order() - begin);
+      const i32 head = in_order() + n % last;
+      return {head / section, head, at_length(n / last)};
     }
-    const i32 head = begin + n % among;
-    i32 unit = n / among;
-    if (sorted) return {head / section, head, at_length(unit)};
+    const i32 at = n / (section * left), rest = n - at * section * left;
+    const i32 among = min_of(section, in_order() - at * section);
+    i32 unit = rest / among;
     if (down) unit = left - 1 - unit;
 #pragma unroll 1
     for (i32 k = 0; k < count; ++k) unit += first[1 + k] <= unit;
-    return {at, head, unit};
+    return {at, at * section + rest % among, unit};
   }
 };
 
-/// WorkOrder::last: so many heads that their units keep all processors busy for a while, two at least; not
-/// more, which would share less of what they load. PERF: backward of 12 causal documents, 16 heads of 32K:
-/// 4230, 4208, 4087, 4096 us for 0, 1, 2, 3 heads; 32 heads of 8K: 626, 623, 625, 632, 643 for 0, 2, 3, 5, 7.
+/// WorkOrder::last: so many heads that their units keep all processors busy for a while, two at
+/// least; not more, which would share less of what they load. PERF: backward of 12 causal documents,
+/// 16 heads of 32K: 4230, 4208, 4087, 4096 us for 0, 1, 2, 3 heads; 32 heads of 8K: 626, 623, 625,
+/// 632, 643 for 0, 2, 3, 5, 7.
 JALI_HD constexpr i32 heads_by_length(i32 heads, i32 per_head, i32 num_sms) {
   return min_of(max_of(ceil_div(num_sms, max_of(per_head, 1)), 2), heads);
 }

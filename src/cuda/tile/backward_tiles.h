@@ -54,7 +54,7 @@ struct BackwardTiles {
   static constexpr i32 kCells = kStats + 2 * kStages * kStatBytes;
   static constexpr i32 kRowBuffers = kCells + kCellSlots * kCellBytes;
   static constexpr i32 kBarriers = kRowBuffers + kRowStages * cuda::kBackwardRowBytes;
-  static constexpr i32 kNotes = kBarriers + 256;
+  static constexpr i32 kNotes = kBarriers + cuda::kBackwardBarrierBytes;
   static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
   template <i32 kStages, i32 kLoads>
   using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kOptions.sinks, kWanted.rows,
@@ -66,8 +66,9 @@ struct BackwardTiles {
   using Scores = BackwardScores<T, kRows, kOptions, kWanted, kTogether>;
 
   // What the loader says of a row tile:
-  // The first of a key tile; some cells are hidden; nothing; another of the key tile surely follows.
-  static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4, kMore = 8;
+  static constexpr i32 kFirst = 1, kPartial = 2;  // the first of a key tile; some cells are hidden
+  static constexpr i32 kEnd = 4;                  // there is none
+  static constexpr i32 kMore = 8;                 // another one of the key tile surely follows
   struct alignas(32) Note {
     i32 flags, number;  // of the row tile among all (dq_sum)
     i32 row, h;         // its first row, its query head
@@ -91,6 +92,7 @@ struct BackwardTiles {
     i32 first_units[1 + cuda::kMostLongLines];  // of the order of work
   };
   static_assert(kNotes + sizeof(Notes) + 8 <= kSharedBytes);
+  static_assert(8 * (26 + kRowStages) <= cuda::kBackwardBarrierBytes);
 
   struct Shared {
     u32 base;
@@ -106,6 +108,7 @@ struct BackwardTiles {
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
+    // Barriers, notes and cells are found by a stage, or by the number of the row tile (n).
     JALI_DEVICE u32 barrier(i32 n) const { return base + kBarriers + 8 * n; }
     JALI_DEVICE u32 k_full() const { return barrier(0); }
     JALI_DEVICE u32 v_full() const { return barrier(1); }
@@ -174,7 +177,8 @@ struct BackwardTiles {
     }
     /// The item that the next row tile with kFirst opens, for the whole warp. PERF: it is kept in
     /// shared memory, since the loader has few registers. Its place is not in use: consumers are at
-    /// most three items behind.
+    /// most three items behind; finders, which may be four notes behind, look at an item for partial
+    /// tiles alone, which consumers do not finish without them.
     JALI_DEVICE void prepare(const Item& item) {
       if ((threadIdx.x & 31) == 0) notes->item[items % 4] = item;
       __syncwarp();
@@ -392,7 +396,7 @@ struct BackwardTiles {
       if (flags & kPartial) {
         // Where there are as many cells as notes, these were free when the note came. NOTE: only here:
         // consumers could be done with a full tile, and another, before this warp looks.
-        if (kCellSlots < kNoteSlots) {
+        if constexpr (kCellSlots < kNoteSlots) {
           barrier_wait(sm.rows_empty(steps % kStages), steps / kStages & 1 ^ 1);
         }
         auto tile = [&] {

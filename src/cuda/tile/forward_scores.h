@@ -31,12 +31,13 @@ struct Alibi {
   }
 };
 
-/// What is added for the keys of a thread's cells. PERF: loaded while the tensor cores make S.
+/// What is added for the keys of a thread's cells. PERF: loaded while the tensor cores make S, if the
+/// registers hold it.
 template <i32 kKeys>
 struct OfKeys {
   u32 of[kKeys / 8][2];
 
-  /// `shared`: the first key's.
+  /// `shared`: that of this thread's first key.
   JALI_DEVICE void load(u32 shared) {
 #pragma unroll
     for (i32 j = 0; j < kKeys / 8; ++j) ptx::load_array(shared + 32 * j, of[j]);

@@ -11,7 +11,7 @@ struct RowState {
   float max[2];  // of the raw scores, or up to kSlack less; -infinity while nothing was seen
   float sum[2];
 
-  /// Of rows that begin, if `condition`.
+  /// Forgets all if the rows begin.
   JALI_DEVICE void begin_if(bool condition) {
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {

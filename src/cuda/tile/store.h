@@ -1,6 +1,7 @@
 // Accumulators to 16-bit rows in global memory.
 #pragma once
 
+#include "cuda/ptx/math.h"
 #include "cuda/ptx/matrix.h"
 #include "cuda/ptx/shared.h"
 
@@ -38,7 +39,9 @@ JALI_DEVICE void store_rows(const float (&acc)[kCount], const float (&scale)[2],
   }
 }
 
-/// The same by way of shared memory, 2048 bytes of the warp's own, 64 columns at a time. PERF: a third of the instructions.
+/// The same by way of shared memory, kStagedBytes of the warp's own: 64 columns at a time. PERF: a third of
+/// the instructions.
+constexpr i32 kStagedBytes = 2048;
 template <class T, i32 kCount>
 JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&scale)[2], u32 shared,
                                    u16* to, i64 stride, i32 rows, i32 cols, i32 lane) {
@@ -48,7 +51,7 @@ JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&sca
   u16* at = to + first * stride + column;
 #pragma unroll
   for (i32 begin = 0; begin < kCount; begin += 32) {
-    if (begin > 0) __syncwarp();
+    __syncwarp();  // what lay there before was read
 #pragma unroll
     for (i32 n = begin; n < begin + 32 && n < kCount; n += 8) {
       u32 w[4];

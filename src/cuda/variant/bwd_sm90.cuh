@@ -8,8 +8,8 @@
 // Tensors   q, dout [B, Hq, Lq, D | Dv] in boxes of {64, kRows, 1, 1}, k, v [B, Hkv, Lk, D | Dv] of
 //           {64, 128, 1, 1}, out and dout once more of {64, 16, 1, 1}, rank-4 maps (D, L or tokens,
 //           heads, B); the rest as BackwardArgs say.
-// Roles     warpgroup 0: warp 0 loads (persistent; takes key tiles from a counter, first ones first
-//           within a section of heads; walks the row tiles of all query heads of the KV head, by a
+// Roles     warpgroup 0: warp 0 loads (persistent; takes key tiles from a counter, in the
+//           order of kernel/work_order.h; walks the row tiles of all query heads of the KV head, by a
 //           tile map if there is a mask); warp 1 cares for row tiles (tile/backward_rows.h); warps 2
 //           and 3 look up the cells of partial tiles, or, where consumers can tell them by key, warp
 //           2 does as warp 1. Warpgroups 1 and 2: 64 keys each; before and after that, row tiles, too.
@@ -24,7 +24,7 @@
 //           8K against the same without: ALiBi 1.06, key_bias 1.11, softcap 1.18, dropout 1.42, a
 //           bias over rows and keys 1.56, deterministic 1.10.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
-//           buffers [rows / 64][128 keys][64]; dQ; statistics of 2 stages; cells;
+//           buffers [rows / 64][128 keys][64]; dQ, on whose place dk and dv go by, too; statistics of 2 stages; cells;
 //           6 stages of row tiles, 4 KB each; notes. 222 KB at D 128.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
@@ -59,7 +59,7 @@ JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& 
          !(narrow && (options.softcap || options.dropout || wanted.keys));
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
-  const bool narrow = D <= 64 && Dv <= 64, lean = D + Dv <= 192;
+  const bool narrow = D <= 64 && Dv <= 64, lean = D + Dv <= 192;  // lean: room for the loader
   const i32 keys = 128, rows = narrow ? 128 : 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)   // K, V; Q, dO
@@ -102,6 +102,7 @@ struct Backward {
   static constexpr bool kSplitsRows = kRows == 128;  // dQ among the warpgroups
   // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
   static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kOn && !Scores::kAdds;
+  static_assert(tile::kStagedBytes <= 4096, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
 
@@ -345,10 +346,12 @@ struct Backward {
       wgmma_wait<1>();
       tie(dq());
       send_dq(last_buffer, due, turns);
-      i32 row, h;
-      if (!kReadsEarly) Tiles::next_note(sm, steps(), flags, number, turn, row, h);
-      if constexpr (!kLooksAhead) look_ahead(next);
-      prepare(next, row, h);
+      if constexpr (!kReadsEarly) {
+        i32 row, h;
+        Tiles::next_note(sm, steps(), flags, number, turn, row, h);
+        if constexpr (!kLooksAhead) look_ahead(next);
+        prepare(next, row, h);
+      }
       wgmma_wait<0>();
       tie(p);
       tie(ds);
@@ -360,6 +363,7 @@ struct Backward {
       if constexpr (kReadsEarly) {
         flags = early[0];
         number = early[1];
+        i32 row, h;
         if (!more) Tiles::next_note(sm, steps(), flags, number, turn, row, h);
       }
     }
@@ -396,11 +400,10 @@ struct Backward {
       wgmma_fence();
       multiply_dq(buffer);
       wgmma_commit();
-      // The loader is at most one item ahead: it leaves this one's slot alone. PERF: beside the MMA.
+      // The loader is at most two items ahead: it leaves this one's slot alone. PERF: beside the MMA.
       const Item& item = notes->item[(items() - 1) % 4];
       const u32 staged = dq_buffer(sm, warp);
-      bulk_wait_read();
-      __syncwarp();
+      bulk_wait_read();  // the copy engine may still have read the last dQ there
       Tiles::template store<true>(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
                                   a.dv_strides, a.Dv, item, first_key, lane, staged);
       wgmma_wait<0>();

@@ -1,7 +1,7 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 64 keys, D and Dv up to 256.
 //
-// Speed     H200, bf16, H8 16K, a whole pass, TFLOP/s (cuDNN): D 256 full 505 (350),
-//           causal 515 (364); D 192 causal 494 (306); 192/128 full 459 (297).
+// Speed     H200, bf16, H8 16K, a whole pass, TFLOP/s (cuDNN): D 256 full 502 (350),
+//           causal 512 (363); D 192 causal 504 (306); 192/128 full 459 (297).
 // Serves    what bwd_sm90.cuh does, for the head dims and the options that do not fit it.
 // Tensors   as there; boxes {64, 64, 1, 1}, and of 16 rows.
 // Roles     warpgroup 0 loads, as there. Warpgroup 1, the value side, owns dv: S' = K Q', P, and
@@ -33,8 +33,8 @@ JALI_HD constexpr BackwardTile backward_wide_tile(i32 D, i32 Dv) {
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)  // K, V; Q, dO
                     + 4 * 2 * rows * keys                  // P, dS
-                    + 4 * 4 * rows + 2 * rows * keys / 8   // statistics, cells
-                    + kBackwardNotesBytes;
+                    + 4 * 4 * rows                         // statistics
+                    + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes;
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, keys, rows * dim, stages, shared, 384, 56, 224};

@@ -107,26 +107,27 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if (options.per_cell() && kDv > 128) s.keys = 64;
   if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   if (of_keys) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
-  auto with_rest = [&](ForwardShape shape) {                     // what is left may be staged in
-    shape.staged = !(shape.warpgroups == 3 && options.softcap);  // few registers
+  // Out is staged where shared memory is left, and registers.
+  auto with_staging = [&](ForwardShape shape) {
+    shape.staged = !(shape.warpgroups == 3 && options.softcap);
     shape.staged = shape.staged && shape.fits(kD, kDv);
     return shape;
   };
   if (!s.fits(kD, kDv)) s.slots = 1;
-  if (s.fits(kD, kDv)) return with_rest(s);
+  if (s.fits(kD, kDv)) return with_staging(s);
   // One and a half key tiles of V: D192 691, with tiles of 64 keys 608.
-  if (lean && !options.loads()) {
+  if (lean) {
     ForwardShape split = s;
     split.v_split = 2;
     split.v_stages = 3;
     split.loader_registers = 56;
     split.consumer_registers = 224;
-    if (split.fits(kD, kDv)) return with_rest(split);
+    if (split.fits(kD, kDv)) return with_staging(split);
   }
   s.slots = 2;
   s.keys = 64;
   if (!s.fits(kD, kDv)) s.slots = 1;
-  return with_rest(s);
+  return with_staging(s);
 }
 
 /// How many heads to work on together: enough that the longest row tiles hide the last ones' idle
@@ -153,7 +154,7 @@ struct ForwardArgs {
   i32 num_blocks;      // launched; they begin with the first row tiles
   i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 section;         // forward_section()
-  i32 last;            // heads_by_length(), at least a section
+  i32 last;            // heads_by_length(), at least a section, whole groups
   TileMap map;         // of row tiles, if has_map()
   i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
   void* out;           // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
@@ -206,7 +207,7 @@ struct Forward {
   static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
-  static_assert(kStaged % 128 == 0);
+  static_assert(kStaged % 128 == 0 && kShape.kStagedBytes == tile::kStagedBytes);
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
   static_assert(kCellSlots <= 4 && kMasked == (kCellSlots > 0));
   static_assert(!kByRows || sizeof(typename M::Row) <= kLightRowBytes);
@@ -217,9 +218,10 @@ struct Forward {
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
                         kOfKeys = kOptions.key_bias != BiasType::kNone;
   static constexpr bool kFinds = kMasked || kOfKeys;
-  static constexpr bool kKeysEarly =
-      kDv < 192;  // biases of keys are loaded beside S, if they fit there
-  static constexpr bool kPrepares = kOptions.alibi || kOfKeys || kOptions.dropout;
+  // Biases of keys are loaded beside S, if they fit there.
+  static constexpr bool kKeysEarly = kDv < 192;
+  // prepare() comes behind the MMAs. PERF: not the loads of a bias over rows and keys, which are late.
+  static constexpr bool kHoldsBack = kOptions.alibi || kOfKeys || kOptions.dropout;
   // PERF: tanh takes the exponentials' units.
   static constexpr i32 kPolynomials = kOptions.softcap ? 3 : 0;
 
@@ -600,8 +602,9 @@ struct Forward {
       barrier_wait(sm.q_full(opened % kSlots), opened / kSlots & 1);
       ++opened;
     }
+    JALI_DEVICE i32 warp() { return (threadIdx.x - 128) / 32; }  // of the consumers
     /// The row of the row tile that this thread's first row is.
-    JALI_DEVICE i32 row() { return (threadIdx.x - 128) / 32 * 16 + (lane >> 2); }
+    JALI_DEVICE i32 row() { return warp() * 16 + (lane >> 2); }
     /// Of the scores in s, to units of log2(e).
     JALI_DEVICE float scale() { return tile::score_unit<kOptions>(a.scores) * kLog2E; }
     JALI_DEVICE RowTile row_tile() { return RowTile::load(sm.tile(opened - 1)); }
@@ -740,11 +743,11 @@ struct Forward {
             : "memory");
         to_lse += 8 * a.lse_stride_l;
       }
-      const i32 first = t.row + (threadIdx.x - 128) / 32 * 16, rows = t.f.num_rows - first;
+      const i32 first = t.row + warp() * 16, rows = t.f.num_rows - first;
       u16* const out = static_cast<u16*>(a.out) + t.out(a, first);
       if constexpr (kShape.staged) {
-        tile::store_rows_staged<T>(o, inverse, sm.staged((threadIdx.x - 128) / 32), out,
-                                   a.out_stride_l, rows, a.Dv, lane);
+        tile::store_rows_staged<T>(o, inverse, sm.staged(warp()), out, a.out_stride_l, rows, a.Dv,
+                                   lane);
       } else {
         tile::store_rows<T>(o, inverse, out, a.out_stride_l, rows, a.Dv, lane);
       }
@@ -822,7 +825,7 @@ struct Forward {
       multiply_pv(count - 1);
       if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
       // PERF: passes at once; but nothing of what follows moves up, between the MMAs.
-      if (kPrepares) wait_k();
+      if (kHoldsBack) wait_k();
       next = read_note(count + 1);  // PERF: beside the MMAs, not before them
       prepare<kAny>();
       wgmma_wait<1>();
