@@ -157,7 +157,6 @@ extern "C" __global__ void __launch_bounds__(kMapThreads, 4)
 }
 
 TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
-  constexpr int kThreads = kMapThreads;
   const AttentionProblem& p = problem_;
   const BoundMask& mask = *p.mask;
   const i32 line = key_lines ? keys : rows, across = key_lines ? rows : keys;
@@ -186,12 +185,12 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   // busy.
   bool unsure = false;
   for (const auto& leaf : mask.leaves()) unsure |= leaf->device_unsure();
-  const i64 units_of_block = unsure ? 1 : kThreads / 32, most = 16 * device().num_sms;
+  const i64 units_of_block = unsure ? 1 : kMapThreads / 32, most = 16 * device().num_sms;
   const i32 together = static_cast<i32>(clamp_to<i64>(words / (most * units_of_block), 1, 32));
   const i64 units = all_lines * ceil_div(map.words, together);
   const i64 blocks = clamp_to<i64>(ceil_div<i64>(units, units_of_block), 1, most);
   const i32 num_lines = static_cast<i32>(lines);
-  launch(build, blocks, kThreads, 0,
+  launch(build, blocks, kMapThreads, 0,
          {parameters, &sequences_, &map, &num_lines, &heads, &together, &done});
   return map;
 }

@@ -88,8 +88,11 @@ def test_a_bias_in_fp32_is_the_same_but_for_rounding(D: int) -> None:
     half = gradients(D, bias, deterministic=True)
     single = gradients(D, bias.float(), deterministic=True)
     assert single[-1].dtype == torch.float32
-    for a, b in zip(half, single, strict=True):  # which has smaller tiles: another order of sums
-        assert (a.float() - b.float()).norm() <= 2**-8 * a.float().norm()
+    for a, b in zip(half, single, strict=True):
+        if D == 256:
+            assert torch.equal(a, b.to(a.dtype))
+        else:  # fp32 has smaller tiles: another order of sums
+            assert (a.float() - b.float()).norm() <= 2**-8 * a.float().norm()
 
 
 @pytest.mark.parametrize("D", [64, 128])

@@ -12,7 +12,7 @@ namespace jali::cuda {
 __device__ inline void list_lines(const TileMap& map, i32 lines, i32* done) {
   constexpr i32 kLengths = kMapThreads / 32, kLong = kLengths;
   __shared__ i32 rank, total, count, found[kMostLongLines], size[kLengths];
-  __shared__ u8 length_of[kMostLinesToSearch];
+  __shared__ i32 of_line[kMostLinesToSearch];  // active tiles, then the length
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -21,26 +21,27 @@ __device__ inline void list_lines(const TileMap& map, i32 lines, i32* done) {
   }
   __syncthreads();
   if (rank != static_cast<i32>(gridDim.x) - 1) return;
-  auto for_each_line = [&](auto visit) {  // visit(line, active tiles)
 #pragma unroll 1
-    for (i32 n = threadIdx.x; n < lines; n += blockDim.x) {
-      const u64* const words = map.data + i64{n} * map.words;
-      i32 active = 0;
+  for (i32 n = threadIdx.x; n < lines; n += blockDim.x) {
+    const u64* const words = map.data + i64{n} * map.words;
+    i32 active = 0;
 #pragma unroll 8
-      for (i32 w = 0; w < map.words; ++w) active += __popc(static_cast<u32>(__ldcg(words + w)));
-      visit(n, active);
-    }
-    __syncthreads();
-  };
-  for_each_line([&](i32, i32 active) { atomicAdd(&total, active); });
-  for_each_line([&](i32 n, i32 active) {
-    const i64 quarters = 4 * i64{active} * lines / max_of(total, 1);
-    const bool far = active >= kLeastOfLongLine && quarters > 16;
-    length_of[n] = static_cast<u8>(far ? kLong : min_of<i64>(quarters, kLengths - 1));
-    if (!far) return;
+    for (i32 w = 0; w < map.words; ++w) active += __popc(static_cast<u32>(__ldcg(words + w)));
+    of_line[n] = active;
+    atomicAdd(&total, active);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (i32 n = threadIdx.x; n < lines; n += blockDim.x) {
+    const i64 share = i64{of_line[n]} * lines;
+    const bool far = of_line[n] >= kLeastOfLongLine && share > i64{4} * total;
+    const i64 quarters = 4 * share / max_of(total, 1);
+    of_line[n] = far ? kLong : static_cast<i32>(min_of<i64>(quarters, kLengths - 1));
+    if (!far) continue;
     const i32 at = atomicAdd(&count, 1);
     if (at < kMostLongLines) found[at] = n;
-  });
+  }
+  __syncthreads();
   const i32 num = count <= kMostLongLines ? count : 0;  // many are no exception
   if (threadIdx.x == 0) {
     *done = 0;
@@ -57,7 +58,7 @@ __device__ inline void list_lines(const TileMap& map, i32 lines, i32* done) {
 #pragma unroll 1
     for (i32 begin = 0; begin < lines; begin += 32) {
       const i32 n = begin + lane;
-      i32 length = n < lines ? length_of[n] : -1;
+      i32 length = n < lines ? of_line[n] : -1;
       if (length == kLong && num == 0) length = kLengths - 1;
       visit(n, length == kLengths - 1 - warp);
     }

@@ -7,9 +7,18 @@
 
 namespace jali::tile {
 
+/// 16 bytes, if `condition`; without a branch.
+JALI_DEVICE void store_if(u16* to, const u32 (&w)[4], bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+      "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+      "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(static_cast<i32>(condition))
+      : "memory");
+}
+
 /// Stores scale[e] · acc, a warp's 16 rows, 8 for each e: `to` is its first row, `rows` how many of them
 /// there are (any number), `cols` the columns that exist (a multiple of 8). A 4 x 4 transpose in each quad
-/// of lanes gives every lane 16 bytes of a row. Predicated, without a branch.
+/// of lanes gives every lane 16 bytes of a row.
 template <class T, i32 kCount>
 JALI_DEVICE void store_rows(const float (&acc)[kCount], const float (&scale)[2], u16* to,
                             i64 stride, i32 rows, i32 cols, i32 lane) {
@@ -29,12 +38,7 @@ JALI_DEVICE void store_rows(const float (&acc)[kCount], const float (&scale)[2],
                           : 0;
       }
       ptx::transpose_quad(w, quad);
-      asm volatile(
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-          "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(at + 32 * g),
-          "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]),
-          "r"(static_cast<i32>(row < rows && 32 * g + 8 * quad < cols))
-          : "memory");
+      store_if(at + 32 * g, w, row < rows && 32 * g + 8 * quad < cols);
     }
   }
 }
@@ -71,12 +75,7 @@ JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&sca
 #pragma unroll
     for (i32 n = 0; n < 4; ++n) {
       at = ptx::opaque(at);  // PERF: or each address is computed from all strides anew
-      asm volatile(
-          "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-          "@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(at),
-          "r"(w[n][0]), "r"(w[n][1]), "r"(w[n][2]), "r"(w[n][3]),
-          "r"(static_cast<i32>((4 * n + first < rows) & (2 * begin + column < cols)))
-          : "memory");
+      store_if(at, w[n], (4 * n + first < rows) & (2 * begin + column < cols));
       at += 4 * stride;
     }
     at += 64 - 16 * stride;

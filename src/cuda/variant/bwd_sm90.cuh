@@ -24,8 +24,8 @@
 //           8K against the same without: ALiBi 1.06, key_bias 1.11, softcap 1.18, dropout 1.42, a
 //           bias over rows and keys 1.56, deterministic 1.10.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
-//           buffers [rows / 64][128 keys][64]; dQ, on whose place dk and dv go by, too; statistics of 2 stages; cells;
-//           6 stages of row tiles, 4 KB each; notes. 222 KB at D 128.
+//           buffers [rows / 64][128 keys][64]; dQ, by way of whose place dk and dv go, too; statistics
+//           of 2 stages; cells; 6 stages of row tiles, 4 KB each; notes. 222 KB at D 128.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,

@@ -335,7 +335,7 @@ struct BackwardWide {
         send_dq(block, true);
       }
       if (kBlocks == 0) barrier_arrive_if(sm.k_empty(), lane == 0);
-      // The loader is at most one item ahead: it leaves this one's slot alone.
+      // The loader is at most two items ahead: it leaves this one's slot alone.
       const Item& item = notes->item[(items - 1) % 4];
       if constexpr (kKeySide) {
         Tiles::template store<false>(sum, a.scale, a.dk, a.dk_strides, a.D, item, warp * 16, lane);
