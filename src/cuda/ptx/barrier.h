@@ -66,6 +66,18 @@ JALI_DEVICE void named_arrive(i32 id, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Whether the condition holds for any of the `threads`, which all wait for each other.
+JALI_DEVICE bool named_any(i32 id, i32 threads, bool condition) {
+  i32 any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbar.red.or.pred q, %1, %2, p;\n"
+      "selp.b32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<i32>(condition))
+      : "memory");
+  return any != 0;
+}
+
 /// Between ordinary writes to shared memory and their use by the copy engine or the tensor cores.
 JALI_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

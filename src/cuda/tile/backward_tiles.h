@@ -549,6 +549,7 @@ struct BackwardTiles {
         if (at.key + 8 * e >= at.f.num_keys) visible.words[e] = 0;
       }
     }
+    JALI_DEVICE bool shows() const { return (visible.words[0] | visible.words[1]) != 0; }
     /// Cells of block n of 8 rows that are not visible become `hidden`: they weigh nothing.
     JALI_DEVICE void hide(float (&s)[kRows / 2], i32 n, float hidden = 0) const {
 #pragma unroll

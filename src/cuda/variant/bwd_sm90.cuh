@@ -95,6 +95,7 @@ struct Backward {
   using Notes = typename Tiles::Notes;
   using Item = typename Tiles::Item;
   using Note = typename Tiles::Note;
+  using Hiding = typename Tiles::Hiding;
   static_assert(Tiles::kSharedBytes == kTile.shared_bytes);
   static_assert(backward_fits(kD, kDv), "dQ is 64 x 64 a warpgroup");
   static_assert(backward_fits_options(kD, kDv, kOptions, kWanted));
@@ -114,6 +115,11 @@ struct Backward {
   }
   JALI_DEVICE static u32 ds_full(const Shared& sm, u32 buffer) { return sm.own(buffer); }
   JALI_DEVICE static u32 ds_empty(const Shared& sm, u32 buffer) { return sm.own(2 + buffer); }
+
+  /// What a warpgroup's keys see of a row tile.
+  enum class Sees : u8 { kAll, kSome, kNothing };
+  // Of half a tile that is empty, nothing is multiplied. Not where gradients of cells are stored.
+  static constexpr bool kSkips = Tiles::kMapped && !kWanted.per_tile();
 
   struct Consumer {
     const BackwardArgs& a;
@@ -180,10 +186,7 @@ struct Backward {
     }
     /// Raw scores less LSE, which are still being multiplied, to weights.
     template <bool kHides>
-    JALI_DEVICE void weigh() {
-      typename Tiles::Hiding hiding;
-      // PERF: beside the MMAs; what others look up comes later.
-      if constexpr (kHides && !Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
+    JALI_DEVICE void weigh(const Hiding& hiding) {
       wgmma_wait<1>();
       tie(s);
       const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;
@@ -197,7 +200,6 @@ struct Backward {
         for (i32 n = 3; n < kRows / 2; n += 8) some += s[n];
         pin(some, sm.barrier(0));
       }
-      if constexpr (kHides && Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
       if constexpr (kHides) hiding.hide_all(s, kCaps ? kHiddenTanh : 0.0f);
       if constexpr (kCaps) weigh_tanh();
     }
@@ -275,10 +277,13 @@ struct Backward {
       bulk_commit();
     }
 
-    /// One row tile. kHides: it is partial. PERF: a template, since a branch while WGMMAs are in
-    /// flight is dear. The first of a key tile multiplies a dQ as well, but sends none.
-    template <bool kHides>
-    JALI_DEVICE void step() {
+    /// One row tile. kSees: what the warpgroup's keys see of it: all, what `hiding` says, or nothing;
+    /// then dS is zero, and dQ of the last step all there is to multiply. PERF: a template, since a
+    /// branch while WGMMAs are in flight is dear. The first of a key tile multiplies a dQ as well, but
+    /// sends none.
+    template <Sees kSees>
+    JALI_DEVICE void step(const Hiding& hiding = {}) {
+      constexpr bool kHides = kSees == Sees::kSome, kNothing = kSees == Sees::kNothing;
       const bool due = !(flags & Tiles::kFirst);
       const u32 stage = steps() % kStages, parity = steps() / kStages & 1;
       const u32 buffer = steps() % 2, buffer_parity = steps() / 2 & 1;
@@ -288,44 +293,54 @@ struct Backward {
       u32 early[2] = {0, 0};  // flags and number of the next row tile
       barrier_wait(sm.q_full(stage), parity);
       barrier_wait(sm.o_full(stage), parity);
-      // PERF: accumulators start at the statistics, read before any MMA is in flight.
-      Tiles::template start<!kCaps>(s, sm.neg_lse(stage) + (lane & 3) * 8);
-      if constexpr (Scores::kAdds) added.add_to(s, a);
-      Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage) + (lane & 3) * 8);
-      tie(s);
-      tie(dp);
-      wgmma_fence();
-      Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
-      wgmma_commit();
-      Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
-      wgmma_commit();
+      if constexpr (!kNothing) {
+        // PERF: accumulators start at the statistics, read before any MMA is in flight.
+        Tiles::template start<!kCaps>(s, sm.neg_lse(stage) + (lane & 3) * 8);
+        if constexpr (Scores::kAdds) added.add_to(s, a);
+        Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage) + (lane & 3) * 8);
+        tie(s);
+        tie(dp);
+        wgmma_fence();
+        Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
+        wgmma_commit();
+        Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
+        wgmma_commit();
+      }
       // PERF: shared memory answers late while the tensor cores read it. Where a key tile ends, nobody
       // may wait for the next one here.
       if constexpr (kReadsEarly) {
         barrier_wait_if(sm.note_full(steps() + 1), (steps() + 1) / Tiles::kNoteSlots & 1, more);
         load_array(sm.note(steps() + more), early);
       }
-      weigh<kHides>();
+      if constexpr (!kNothing) weigh<kHides>(hiding);
       // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
       Tiles::template end_turn<true>(a, sent, lane);
-      wgmma_wait<0>();
-      tie(dp);
+      if constexpr (!kNothing) {
+        wgmma_wait<0>();
+        tie(dp);
+      }
       // PERF: not earlier, which would keep the warpgroups in step (-7 % at D 64); not later, since
       // ptxas would round P and dS behind it.
       barrier_wait(ds_empty(sm, buffer), buffer_parity ^ 1);
       if constexpr (kReadsEarly) {
         for (u32& word : early) word = broadcast(word);
       }
-      differentiate();
+      if constexpr (kNothing) {
+        for (u32& pair : ds) pair = 0;
+      } else {
+        differentiate();
+      }
       share_ds(buffer);
-      if constexpr (kWanted.per_tile()) Scores::emit(dp, a, place(), opaque(lane));
-      tie(p);
-      tie(ds);
-      tie(dk);
-      tie(dv);
-      wgmma_fence();
-      Tiles::template multiply_rows<kDv>(dv, p, sm.o(stage));
-      wgmma_commit();
+      if constexpr (!kNothing) {
+        if constexpr (kWanted.per_tile()) Scores::emit(dp, a, place(), opaque(lane));
+        tie(p);
+        tie(ds);
+        tie(dk);
+        tie(dv);
+        wgmma_fence();
+        Tiles::template multiply_rows<kDv>(dv, p, sm.o(stage));
+        wgmma_commit();
+      }
       fence_async();
       __syncwarp();
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
@@ -335,15 +350,17 @@ struct Backward {
       wgmma_fence();
       multiply_dq(last_buffer);
       wgmma_commit();
-      tie(ds);
-      tie(dk);
-      wgmma_fence();
-      Tiles::template multiply_rows<kD>(dk, ds, sm.q(stage));
-      wgmma_commit();
+      if constexpr (!kNothing) {
+        tie(ds);
+        tie(dk);
+        wgmma_fence();
+        Tiles::template multiply_rows<kD>(dk, ds, sm.q(stage));
+        wgmma_commit();
+      }
       counts += 4;
       Next next;
       if constexpr (kLooksAhead) look_ahead(next);
-      wgmma_wait<1>();
+      wgmma_wait<kNothing ? 0 : 1>();
       tie(dq());
       send_dq(last_buffer, due, turns);
       if constexpr (!kReadsEarly) {
@@ -385,9 +402,15 @@ struct Backward {
       for (i32 n = 0; n < kDv / 2; ++n) dv[n] = 0;
       do {
         if (flags & Tiles::kPartial) {
-          step<true>();
+          Hiding hiding;
+          hiding.look_up(mask, place(), sm, steps(), lane);
+          if (kSkips && !broadcast(named_any(1 + wg, 128, hiding.shows()))) {
+            step<Sees::kNothing>();
+          } else {
+            step<Sees::kSome>(hiding);
+          }
         } else {
-          do step<false>();
+          do step<Sees::kAll>();
           while (!(flags & (Tiles::kFirst | Tiles::kPartial | Tiles::kEnd)));
         }
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
