@@ -11,3 +11,7 @@ FORWARD(key_bias_wide, BF16, 128, 192, NoMask, .key_bias = BiasType::kHalf)
 FORWARD(dropout, BF16, 128, 128, leaf::Causal, .dropout = true)
 FORWARD(everything, FP16, 128, 128, Documents, .softcap = true, .bias = BiasType::kFloat,
         .key_bias = BiasType::kHalf, .alibi = true, .sinks = true, .dropout = true)
+FORWARD(alibi_64, BF16, 64, 64, NoMask, .alibi = true)
+FORWARD(alibi_streaming, BF16, 64, 64, Streaming, .alibi = true)
+FORWARD(softcap_streaming, BF16, 64, 64, Streaming, .softcap = true)
+FORWARD(key_bias_documents, FP16, 128, 128, Documents, .key_bias = BiasType::kHalf)

@@ -57,9 +57,10 @@ struct CellBias {
   static constexpr i32 kWords = kFloat || !kOptions.bias_pairs ? 2 : 1;   // of two keys
   static constexpr i32 kAhead = kOptions.bias_pairs && !kFloat ? 16 : 2;  // blocks
 
-  u64 row[2];  // addresses of the rows' cell of the first key; unless in pairs, of the rows
-  i32 last;    // key that can be loaded, counted from the first one
-  i64 stride;  // bytes from key to key
+  u64 line[2];  // addresses of the rows
+  u64 row[2];   // of their cells of the first key
+  i32 last;     // key that can be loaded, counted from the first one
+  i64 stride;   // bytes from key to key
   u32 ring[kAhead][2][kWords];
 
   template <bool kClamps>
@@ -91,16 +92,19 @@ struct CellBias {
       }
     }
   }
-  /// For row i of the frame, the row 8 behind it, and keys from `first` on.
-  template <bool kClamps>
-  JALI_DEVICE void begin(const cuda::Scores<T, kOptions>& scores, i32 i, i32 first) {
-    const cuda::BiasTable& t = scores.a.bias;
-    stride = t.stride_k * kSize;
+  /// For row i of the frame, and the row 8 behind it.
+  JALI_DEVICE void open(const cuda::Scores<T, kOptions>& scores, i32 i) {
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
-      row[e] =
-          reinterpret_cast<u64>(t.data) + (scores.bias_row(i + 8 * e) + first * t.stride_k) * kSize;
+      line[e] = reinterpret_cast<u64>(scores.a.bias.data) + scores.bias_row(i + 8 * e) * kSize;
     }
+  }
+  /// For keys from `first` on.
+  template <bool kClamps>
+  JALI_DEVICE void begin(const cuda::BiasTable& t, i32 first) {
+    stride = t.stride_k * kSize;
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) row[e] = line[e] + first * stride;
     last = t.keys - (kOptions.bias_pairs ? 2 : 1) - first;
 #pragma unroll
     for (i32 j = 0; j < kAhead; ++j) load<kClamps>(j);

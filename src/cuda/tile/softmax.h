@@ -27,10 +27,11 @@ constexpr float kSlack = 8;
 
 /// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
 /// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kHides: a row may have
-/// seen nothing; it gets shift 0, so that no infinities are subtracted. kLazy: the maximum may lag behind.
-template <i32 e, bool kHides, bool kLazy, i32 kScores>
-JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& state,
-                              float (&shift)[2], float (&rescale)[2]) {
+/// seen nothing; it gets shift 0, so that no infinities are subtracted. kAdds: `added` belongs to every
+/// score of its row.
+template <i32 e, bool kHides, bool kAdds, i32 kScores>
+JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2], float scale,
+                              RowState& state, float (&shift)[2], float (&rescale)[2]) {
   using namespace ptx;
   float even = maximum(s[2 * e], s[2 * e + 1]), odd = maximum(s[4 + 2 * e], s[5 + 2 * e]);
 #pragma unroll
@@ -42,13 +43,16 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], float scale, RowState& 
       even = maximum(even, pair);
     }
   }
-  float top = maximum(maximum(even, odd), state.max[e]);
+  float top = maximum(even, odd);
+  if constexpr (kAdds) top += added[e];
+  top = maximum(top, state.max[e]);
   top = maximum(top, shuffle_xor(top, 1));
   top = maximum(top, shuffle_xor(top, 2));
-  const bool keeps = kLazy && (top - state.max[e]) * scale <= kSlack;
+  const bool keeps = (top - state.max[e]) * scale <= kSlack;
   if (keeps) top = state.max[e];
   shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
   rescale[e] = keeps ? 1.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
+  if constexpr (kAdds) shift[e] = __fmaf_rn(-added[e], scale, shift[e]);
   state.max[e] = top;
 }
 

@@ -10,14 +10,17 @@
 //           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map,
 //           and notes the active ones); one thread of warp 0 loads what the notes say; warps 2 and 3
 //           find out what consumers need to know of a mask: of a light one the numbers of each row, of
-//           a heavy one the cells of partial tiles; and they bring the bias of keys. The other
+//           a heavy one the cells of partial tiles; and they bring what keys add to scores. The other
 //           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
 //           across row tiles too. Three take turns at the tensor cores.
-// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; the bias of
-//           keys; out on its way to whole rows, where there is room; notes of key tiles, and the row
+// Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
+//           when S is there. D128 H16 8K against the same without: key_bias 1.08, ALiBi 1.15 (causal
+//           1.06), softcap 1.24, a bias over rows and keys 1.79 (its traffic 0.64), dropout 1.86.
+// Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
+//           add; out on its way to whole rows, where there is room; notes of key tiles, and the row
 //           tiles they belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader (k_full: each finder warp, too, if
-//           keys have a bias); q_empty, k_empty, v_empty: one arrival a consumer warp, when the tensor
+//           keys add something); q_empty, k_empty, v_empty: one arrival a consumer warp, when the tensor
 //           cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
 //           find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one a
 //           finder warp; cells_empty: one a consumer warp.
@@ -35,9 +38,6 @@ namespace jali::cuda {
 
 /// What a mask may say of a row: of a heavy one a bit for each of 128 keys, of a light one its numbers.
 constexpr i32 kHeavyRowBytes = 16, kLightRowBytes = 32;
-/// Key tiles whose bias of the keys is in shared memory: the one that consumers add, two more whose K is
-/// there or loaded, and one more.
-constexpr i32 kKeyBiasSlots = 4;
 
 /// How a kernel divides its work. Every constant here is one that the host needs, too.
 struct ForwardShape {
@@ -47,12 +47,12 @@ struct ForwardShape {
   i32 stages = 2;      // of K
   i32 v_split = 1;     // a V stage holds keys / v_split keys
   i32 v_stages = 2;
-  i32 cells = 0;           // slots for what a mask says of a tile's rows,
-  i32 row_bytes = 0;       // so much of each
-  i32 key_bias_bytes = 0;  // a float a key, kKeyBiasSlots tiles
-  bool staged = false;     // out goes by way of shared memory
-  bool turns = false;      // consumers take turns at the tensor cores
-  i32 early = 0;           // blocks of 8 keys with exponentials before the wait for P V
+  i32 cells = 0;        // slots for what a mask says of a tile's rows,
+  i32 row_bytes = 0;    // so much of each
+  i32 added_bytes = 0;  // added_bytes()
+  bool staged = false;  // out goes by way of shared memory
+  bool turns = false;   // consumers take turns at the tensor cores
+  i32 early = 0;        // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
   i32 loader_registers = 56, consumer_registers = 224;
 
@@ -69,7 +69,7 @@ struct ForwardShape {
   constexpr i32 staged_bytes() const { return staged ? rows() / 16 * kStagedBytes : 0; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
-    return tile_bytes(D, Dv) + cell_bytes() + key_bias_bytes + staged_bytes() + 960 + 1024;
+    return tile_bytes(D, Dv) + cell_bytes() + added_bytes + staged_bytes() + 1024 + 1024;
   }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= kMostSharedBytes && keys * 3 / 4 + Dv / 2 <= 192;
@@ -81,19 +81,35 @@ struct ForwardShape {
 enum class MaskKind : u8 { kNone, kLight, kMapped, kHeavy };
 JALI_HD constexpr bool has_map(MaskKind mask) { return mask >= MaskKind::kMapped; }
 
+/// Whether the tensor cores add to S what keys add to it, a bias of theirs or ALiBi (find_added).
+/// PERF: where consumers added it, or S began at it, D128 took 1.24 times as long as without.
+JALI_HD constexpr bool multiplies_added(ScoreOptions options) {
+  return (options.key_bias != BiasType::kNone || options.alibi) && !options.softcap &&
+         !options.any_scale;
+}
+/// Shared memory for what keys add: a matrix of 16 rows and `keys` columns for each stage of K; or, if
+/// consumers add it, a float a key for four tiles: theirs, two more whose K is there or loaded, one more.
+JALI_HD constexpr i32 added_bytes(ScoreOptions options, i32 stages, i32 keys) {
+  if (multiplies_added(options)) return stages * keys * 32;
+  return options.key_bias != BiasType::kNone ? 4 * keys * 4 : 0;
+}
+
 /// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
 constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
   ForwardShape s;
   const bool bias = options.bias != BiasType::kNone;
   const bool of_keys = options.key_bias != BiasType::kNone;
   const bool lean = !options.per_cell();  // few registers beside the tiles
-  if (kD == 64 && kDv == 64 && lean && !has_map(mask)) {
+  // Beside a mask, what 160 registers do not hold.
+  const bool many = (options.alibi || options.softcap) && mask != MaskKind::kNone;
+  if (kD == 64 && kDv == 64 && lean && !many && !has_map(mask)) {
     s.warpgroups = 3;  // 517, with two 460
     s.turns = true;    // with two they are slower in turns: D96 535, else 555; D256 653, 660
     s.loader_registers = 32;
     s.consumer_registers = 160;
   }
-  if (mask == MaskKind::kNone && kD == 128 && !bias) s.early = 4;  // 1K tokens: 549, without 534
+  // 1K tokens: 549, without 534; a window of 1024: 2 % faster.
+  if (mask != MaskKind::kHeavy && kD == 128 && !bias) s.early = 4;
   if (mask != MaskKind::kNone) {
     s.cells = mask == MaskKind::kHeavy ? 4 : 2;
     s.row_bytes = mask == MaskKind::kHeavy ? kHeavyRowBytes : kLightRowBytes;
@@ -106,7 +122,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if ((options.loads() && options.dropout) || (bias && of_keys)) s.keys = 64;
   if (options.per_cell() && kDv > 128) s.keys = 64;
   if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
-  if (of_keys) s.key_bias_bytes = 4 * kKeyBiasSlots * s.keys;
+  s.added_bytes = added_bytes(options, s.stages, s.keys);
   // Out is staged where shared memory is left, and registers.
   auto with_staging = [&](ForwardShape shape) {
     shape.staged = !(shape.warpgroups == 3 && options.softcap);
@@ -126,6 +142,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   }
   s.slots = 2;
   s.keys = 64;
+  s.added_bytes = added_bytes(options, s.stages, s.keys);
   if (!s.fits(kD, kDv)) s.slots = 1;
   return with_staging(s);
 }
@@ -196,34 +213,44 @@ struct Forward {
   static constexpr bool kMasked = kMask != MaskKind::kNone, kHeavy = kMask == MaskKind::kHeavy;
   static constexpr bool kByRows = kMasked && !kHeavy;
   static constexpr i32 kFinders = 2, kGroups = kKeys / 32;  // warps; words of a row of cells
+  static constexpr i32 kFinderBarrier = 4;                  // 1 to 3: turns
   static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kShape.row_bytes;
   // NOTE: while the planner writes a row tile, consumers are at most 9 notes behind, and read the row
   // tile before theirs, too. Each has a note or more: 11 slots would do.
   static constexpr i32 kNoteSlots = 8, kTileSlots = 16;
   static constexpr i32 kCells = kV + kVStages * kVBytes;
-  static constexpr i32 kKeyBias = kCells + kCellSlots * kCellBytes;
-  static constexpr i32 kStaged = kKeyBias + kShape.key_bias_bytes;
+  static constexpr i32 kAdded = kCells + kCellSlots * kCellBytes;
+  static constexpr i32 kStaged = kAdded + kShape.added_bytes;
   static constexpr i32 kBarriers = kStaged + kShape.staged_bytes();
-  static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16;
+  static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16,
+                       kSlopes = kTiles + kTileSlots * 32;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kStaged % 128 == 0 && kShape.kStagedBytes == tile::kStagedBytes);
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
   static_assert(kCellSlots <= 4 && kMasked == (kCellSlots > 0));
   static_assert(!kByRows || sizeof(typename M::Row) <= kLightRowBytes);
-  static_assert(kTiles + kTileSlots * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
+  static_assert(kSlopes + kStages * 8 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
-  static constexpr bool kLazy = !kOptions.adjusts();  // PERF: beside options it gains nothing
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
-                        kOfKeys = kOptions.key_bias != BiasType::kNone;
+                        kKeyBias = kOptions.key_bias != BiasType::kNone;
+  static constexpr bool kMultiplies = multiplies_added(kOptions);
+  // ALiBi is linear in the key but for the diagonal: slope (key - first row of the tile) before it, the
+  // same less behind it. What is left depends on the row alone (row_added), and rows are measured with
+  // slope (row - first row) added, which softmax does not see.
+  static constexpr bool kLinear = kMultiplies && kOptions.alibi;
+  static constexpr bool kOfKeys = kMultiplies || kKeyBias;
   static constexpr bool kFinds = kMasked || kOfKeys;
-  // Biases of keys are loaded beside S, if they fit there.
-  static constexpr bool kKeysEarly = kDv < 192;
+  // A bias of keys that consumers add is loaded beside S, if it fits there.
+  static constexpr bool kKeysEarly = kKeyBias && !kMultiplies && kDv < 192;
+  static constexpr bool kKeysLate = kKeyBias && !kMultiplies && !kKeysEarly;
+  static_assert(kAdded % 1024 == 0 && kKeys <= 64 * kFinders);
   // prepare() comes behind the MMAs. PERF: not the loads of a bias over rows and keys, which are late.
-  static constexpr bool kHoldsBack = kOptions.alibi || kOfKeys || kOptions.dropout;
-  // PERF: tanh takes the exponentials' units.
-  static constexpr i32 kPolynomials = kOptions.softcap ? 3 : 0;
+  static constexpr bool kHoldsBack = (kOptions.alibi && !kLinear) || kKeysEarly || kOptions.dropout;
+  // PERF: tanh takes the exponentials' units, but instructions are dear, too: D64 1.57, 1.59, 1.66 times
+  // the time without for 2, 1, 0 of 8; D128 1.38, 1.36, 1.24.
+  static constexpr i32 kPolynomials = kOptions.softcap && kDv <= 64 ? 2 : 0;
 
   // What the planner notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
@@ -251,20 +278,31 @@ struct Forward {
     /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
     /// modulo kCellSlots, [row][kLightRowBytes].
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
-    JALI_DEVICE u32 key_bias(u32 n) const {
-      return base + kKeyBias + n % kKeyBiasSlots * (4 * kKeys);
+    /// What the keys of tile n add: [keys / 64][16][64] under the 128-byte swizzle; or a float a key.
+    JALI_DEVICE u32 added(u32 n) const {
+      return base + kAdded + (kMultiplies ? n % kStages * (32 * kKeys) : n % 4 * (4 * kKeys));
     }
+    /// What a row of tile n adds for each row before it in its tile; what cells add for their distance.
+    JALI_DEVICE u32 slopes(u32 n) const { return base + kSlopes + n % kStages * 8; }
     JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % kNoteSlots * 16; }
     JALI_DEVICE u32 num_keys(i32 n) const { return tile(n) + 16; }  // of a RowTile
     JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % kTileSlots * 32; }
   };
 
+  /// Where a key tile lies: before the diagonal of a row tile, across it, or behind it.
+  enum class Side : u8 { kBefore, kAcross, kBehind };
   /// A row tile: rows [row, row + kRows) of a sequence and head.
   struct RowTile {
     Frame f;
     i32 row;
 
     JALI_DEVICE bool has_rows() const { return row < f.num_rows; }
+    /// Where the first row stands among the keys.
+    JALI_DEVICE i32 place() const { return row + f.q_offset; }
+    JALI_DEVICE Side side(i32 key) const {
+      if (key + kKeys - 1 <= place()) return Side::kBefore;
+      return key >= place() + kRows - 1 ? Side::kBehind : Side::kAcross;
+    }
     JALI_DEVICE void store(u32 shared) const {
       store_shared(shared, f.b, f.h, row, f.num_rows);
       store_shared(shared + 16, f.num_keys, f.q_offset, f.q_start, f.k_start);
@@ -397,6 +435,7 @@ struct Forward {
         auto visit = [&](i32 index, bool partial) {
           if (lane == 0) {
             const RowTile t = RowTile::load(own);
+            if constexpr (kLinear) partial |= t.side(index * kKeys) == Side::kAcross;
             note(index << 3 | (first ? kFirst : 0) | (partial ? kPartial : 0),
                  t.f.k_start + index * kKeys, a.seq.varlen() ? 0 : t.f.b, t.f.h / a.seq.group);
           }
@@ -492,12 +531,13 @@ struct Forward {
   };
 
   // ---- finders --------------------------------------------------------------------------------
-  /// The bias of keys, and what consumers need to know of a mask: if it is heavy, the cells of partial
-  /// tiles, if it is light, what the rows of each row tile are to it. PERF: where consumers looked up
-  /// cells, a partial tile took three times as long as a full one, mostly waiting.
+  /// What keys add to scores, and what consumers need to know of a mask: if it is heavy, the cells of
+  /// partial tiles, if it is light, what the rows of each row tile are to it. PERF: where consumers looked
+  /// up cells, a partial tile took three times as long as a full one, mostly waiting.
   JALI_DEVICE static void find(const ForwardArgs& a, const M& mask, const Shared& sm) {
     i32 opened = 0;
     u32 found = 0;
+    if constexpr (kMultiplies) clear_added(sm);
 #pragma unroll 1
     for (u32 n = 0;; ++n) {
       barrier_wait(sm.note_full(n), n / kNoteSlots & 1);
@@ -507,7 +547,7 @@ struct Forward {
         break;
       }
       if (note & kFirst) ++opened;
-      if constexpr (kOfKeys) find_key_bias(a, sm, opened - 1, n, (note >> 3) * kKeys);
+      if constexpr (kOfKeys) find_added(a, sm, opened - 1, n, (note >> 3) * kKeys);
       if (kMasked && note & (kHeavy ? kPartial : kFirst)) {
         constexpr i32 kModulus = max_of(kCellSlots, 1);
         const u32 slot = found % kModulus;
@@ -535,33 +575,67 @@ struct Forward {
     __syncwarp();
     barrier_arrive_if(sm.k_full(n % kStages), (threadIdx.x & 31) == 0);
   }
-  /// Brings the bias of the keys of tile n, which begins with `key`, to shared memory, in the unit of
-  /// scores. PERF: where consumers loaded it, dense attention took 2.4 times as long.
-  JALI_DEVICE static void find_key_bias(const ForwardArgs& a, const Shared& sm, i32 tile, u32 n,
-                                        i32 key) {
-    constexpr i32 kThreads = 32 * kFinders;
-    const i32 thread = threadIdx.x - (128 - kThreads);
+  JALI_DEVICE static i32 finder_thread() { return threadIdx.x - (128 - 32 * kFinders); }
+  /// The rows of what is added that stay zero.
+  JALI_DEVICE static void clear_added(const Shared& sm) {
+    for (i32 n = finder_thread(); n < kShape.added_bytes / 16; n += 32 * kFinders) {
+      store_shared(sm.added(0) + 16 * n, 0, 0, 0, 0);
+    }
+    named_sync(kFinderBarrier, 32 * kFinders);
+  }
+  /// Brings what the keys of tile n, which begins with `key`, add to scores, in the unit of these, to
+  /// shared memory. kMultiplies: a number is the sum of three in bf16, the first rows of a matrix that
+  /// ones multiply; fp16 has not the range. PERF: where consumers loaded it from global memory, dense
+  /// attention took 2.4 times as long.
+  JALI_DEVICE static void find_added(const ForwardArgs& a, const Shared& sm, i32 tile, u32 n,
+                                     i32 key) {
+    const i32 pair = finder_thread();
     const RowTile t = RowTile::load(sm.tile(tile));
     const Scores<T, kOptions> scores(a.scores, t.f);
-    float of_key[kKeys / kThreads];
-#pragma unroll
-    for (i32 x = 0; x < kKeys / kThreads; ++x) {
-      of_key[x] = scores.key_bias(key + x * kThreads + thread);
-    }
-    // Whoever is done with K of the last tile but one has used the bias of that before it.
-    barrier_wait(sm.k_empty(n % kStages), (n / kStages & 1) ^ 1);
     const float factor = __fdividef(1.0f, tile::score_unit<kOptions>(a.scores));
+    const Side side = t.side(key);
+    const float slope = scores.slope * factor;
+    const float of_key = side == Side::kBefore ? slope : side == Side::kBehind ? -slope : 0.0f;
+    float added[2];
 #pragma unroll
-    for (i32 x = 0; x < kKeys / kThreads; ++x) {
-      store_shared(sm.key_bias(n) + 4 * (x * kThreads + thread),
-                   __float_as_int(of_key[x] * factor));
+    for (i32 x = 0; x < 2; ++x) {
+      const i32 k = key + 2 * pair + x;
+      added[x] = scores.key_bias(k) * factor;
+      if constexpr (kLinear) added[x] += of_key * static_cast<float>(k - t.place());
     }
+    // Whoever is done with K of the last tile but one has used what was added to it, and before.
+    barrier_wait(sm.k_empty(n % kStages), (n / kStages & 1) ^ 1);
+    if (2 * pair < kKeys) {
+      if constexpr (kMultiplies) {
+        const u32 to = sm.added(n) + pair / 32 * 2048 + pair % 4 * 4;
+#pragma unroll
+        for (i32 r = 0; r < 3; ++r) {
+          const u32 word = BF16::pack(added[0], added[1]);
+          store_shared(to + r * 128 + ((pair % 32 / 4 ^ r) << 4), static_cast<i32>(word));
+#pragma unroll
+          for (i32 x = 0; x < 2; ++x) {
+            const float part = BF16::value(static_cast<u16>(word >> 16 * x));
+            added[x] = fabsf(part) == infinity() ? 0.0f : added[x] - part;
+          }
+        }
+      } else {
+        for (i32 x = 0; x < 2; ++x) {
+          store_shared(sm.added(n) + 8 * pair + 4 * x, __float_as_int(added[x]));
+        }
+      }
+    }
+    if (kLinear && pair == 0) {
+      const float rows = side == Side::kBefore ? 0.0f : side == Side::kBehind ? 2 * slope : slope;
+      store_shared(sm.slopes(n), __float_as_int(rows));
+      store_shared(sm.slopes(n) + 4, __float_as_int(side == Side::kAcross ? -slope : 0.0f));
+    }
+    fence_async();
     arrive_k(sm, n);
   }
   JALI_DEVICE static void find_rows(const M& mask, const RowTile& t, u32 shared) {
     using Row = Words<typename M::Row>;
 #pragma unroll 1
-    for (i32 r = opaque(threadIdx.x) - 32 * (4 - kFinders); r < kRows; r += 32 * kFinders) {
+    for (i32 r = opaque(finder_thread()); r < kRows; r += 32 * kFinders) {
       const Row row(mask.row(t.f, t.row + r));
 #pragma unroll
       for (i32 n = 0; n < ceil_div(Row::kCount, 4); ++n) {
@@ -590,6 +664,8 @@ struct Forward {
     tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
+    float row_added[2];          // kLinear: to all scores of a row in this key tile
+    u32 ones[4] = {0, 0, 0, 0};  // kMultiplies: rows of 16, the first three ones
     tile::Alibi alibi;
     tile::OfKeys<kKeys> of_keys;
     tile::CellBias<T, kOptions, kKeys> bias;
@@ -619,6 +695,9 @@ struct Forward {
       for (i32 t = 0; t < kD / 16; ++t) {
         Wgmma<T, kKeys, false>::ss(s, q + t / 4 * (64 * kRowBytes / 16) + t % 4 * 2,
                                    k + t / 4 * (kKeys * kRowBytes / 16) + t % 4 * 2, t > 0);
+      }
+      if constexpr (kMultiplies) {
+        Wgmma<BF16, kKeys, true>::rs(s, ones, descriptor(sm.added(stage), 2048), 1);
       }
     }
     /// O += P V of key tile n, as soon as V is there.
@@ -653,27 +732,36 @@ struct Forward {
                         lane == 0 && (next & (kFirst | kEnd)) != 0);
     }
 
-    /// What the options need of the key tile, while the tensor cores make S.
-    template <bool kClamps>
+    /// What the options need of the key tile, while the tensor cores make S. kAny: as of step().
+    template <bool kAny>
     JALI_DEVICE void prepare() {
-      if constexpr (kOptions.alibi) {
+      if constexpr (kLinear) {
+        const float slope = __int_as_float(load_shared(sm.slopes(count)));
+        row_added[0] = slope * static_cast<float>(row());
+        row_added[1] = __fmaf_rn(slope, 8, row_added[0]);
+      }
+      if constexpr (kOptions.alibi && (kAny || !kLinear)) {
         const RowTile t = row_tile();
-        alibi.distance = static_cast<float>(t.row + row() + t.f.q_offset - key_of(0));
-        alibi.slope =
-            __fdividef(-a.scores.alibi_slopes[t.f.h], tile::score_unit<kOptions>(a.scores));
+        alibi.distance = static_cast<float>(t.place() + row() - key_of(0));
+        alibi.slope = kLinear ? __int_as_float(load_shared(sm.slopes(count) + 4))
+                              : __fdividef(-a.scores.alibi_slopes[t.f.h],
+                                           tile::score_unit<kOptions>(a.scores));
       }
       if constexpr (kBias) {
-        const RowTile t = row_tile();
-        bias.template begin<kClamps>({a.scores, t.f}, t.row + row(), key_of(0));
+        if constexpr (kAny) {  // it may open a row tile
+          const RowTile t = row_tile();
+          bias.open({a.scores, t.f}, t.row + row());
+        }
+        bias.template begin<kAny>(a.scores.bias, key_of(0));
       }
       if constexpr (kOptions.dropout) {
         const RowTile t = row_tile();
         kept.draw(*a.scores.seed, a.scores.dropout_threshold, t.f, t.row + row(), first_key());
       }
-      if constexpr (kOfKeys && kKeysEarly) of_keys.load(sm.key_bias(count) + 8 * (lane & 3));
+      if constexpr (kKeysEarly) of_keys.load(sm.added(count) + 8 * (lane & 3));
     }
     /// Products to scores.
-    template <bool kClamps>
+    template <bool kAny>
     JALI_DEVICE void adjust() {
       if constexpr (kOptions.softcap || kOptions.any_scale) {
         const float factor = kOptions.softcap ? a.scores.scale / a.scores.softcap : a.scores.scale;
@@ -682,12 +770,12 @@ struct Forward {
           s[n] = kOptions.softcap ? tanh_fast(s[n] * factor) : s[n] * factor;
         }
       }
-      if constexpr (kOfKeys && !kKeysEarly) of_keys.load(sm.key_bias(count) + 8 * (lane & 3));
-      if constexpr (kOfKeys) of_keys.add(s);
+      if constexpr (kKeysLate) of_keys.load(sm.added(count) + 8 * (lane & 3));
+      if constexpr (kKeysEarly || kKeysLate) of_keys.add(s);
       if constexpr (kBias) {
-        bias.template add<kClamps>(s, __fdividef(1.0f, tile::score_unit<kOptions>(a.scores)));
+        bias.template add<kAny>(s, __fdividef(1.0f, tile::score_unit<kOptions>(a.scores)));
       }
-      if constexpr (kOptions.alibi) alibi.add(s);
+      if constexpr (kOptions.alibi && (kAny || !kLinear)) alibi.add(s);
     }
     /// Cells that are not visible get a score of -infinity. PERF: full tiles, too, where they open a
     /// row tile: one more kind of step costs more, in misses of the instruction cache.
@@ -724,6 +812,10 @@ struct Forward {
         float total = end.sum[e] + shuffle_xor(end.sum[e], 1);
         total += shuffle_xor(total, 2);
         float top = end.max[e] * scale(), factor = 1;
+        if constexpr (kLinear) {  // take off what rows are measured with
+          const float slope = a.scores.alibi_slopes[t.f.h] * kLog2E;
+          top = __fmaf_rn(-slope, static_cast<float>(row() + 8 * e), top);
+        }
         if constexpr (kOptions.sinks) {
           const float sink = a.scores.sinks[t.f.h] * kLog2E, higher = maximum(top, sink);
           // Neither anything seen nor a sink: no infinities are subtracted.
@@ -757,9 +849,9 @@ struct Forward {
     /// exponentials of the first row with the maxima of the second, which other units compute.
     template <bool kHides>
     JALI_DEVICE void begin_weights(float (&total)[4]) {
-      tile::take_maximum<0, kHides, kLazy>(s, scale(), state, shift, rescale);
+      tile::take_maximum<0, kHides, kLinear>(s, row_added, scale(), state, shift, rescale);
       tile::exponentials<0, 0, kEarly, kPolynomials>(s, scale(), shift, total);
-      tile::take_maximum<1, kHides, kLazy>(s, scale(), state, shift, rescale);
+      tile::take_maximum<1, kHides, kLinear>(s, row_added, scale(), state, shift, rescale);
     }
     /// S to P. Leaves O to be rescaled.
     JALI_DEVICE void end_weights(float (&total)[4]) {
@@ -846,8 +938,10 @@ struct Forward {
       if (kEarly > 0) pin(total[0] + total[1], sm.base + kBarriers);
       if (!kTight) finish_pv(count - 1);
       end_weights(total);
+      // PERF: or the sums are made behind the branch, not beside the exponentials.
+      if constexpr (kAny) tie(state.sum);
       if (!kTight && opens) close_row_tile(opened - 2, before);
-      if (!kLazy || __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
+      if (__any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
 #pragma unroll
         for (i32 n = 0; n < kDv / 8; ++n) {
           o[4 * n] *= rescale[0];
@@ -872,6 +966,10 @@ struct Forward {
 
   JALI_DEVICE static void consume(const ForwardArgs& a, const M& mask, const Shared& sm, i32 wg) {
     Consumer c{a, mask, sm, wg, static_cast<i32>(threadIdx.x & 31)};
+    if constexpr (kMultiplies) {
+      const i32 quad = c.lane & 3;
+      c.ones[0] = c.ones[1] = quad == 0 ? 0x3f803f80 : quad == 1 ? 0x3f80 : 0;
+    }
     if (kShape.turns && wg == 0) named_arrive(1, 256);
     c.wait_k();
     c.note = c.read_note(0);
