@@ -144,8 +144,9 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   auto floats = [&](i64 count) {
     return static_cast<float*>(call.allocate(count * static_cast<i64>(sizeof(float))));
   };
-  a.neg_lse = floats(row_tiles * tile.rows);
-  a.neg_delta = floats(row_tiles * tile.rows);
+  const i64 statistic = row_tiles * (tile.rows / 64) * (kStatisticBytes / 4);  // or a float a row
+  a.neg_lse = floats(statistic);
+  a.neg_delta = floats(statistic);
   a.dq_sum = floats(row_tiles * tile.dq_floats);
   if (p.deterministic) {
     a.turns = static_cast<i32*>(call.allocate(row_tiles * static_cast<i64>(sizeof(i32))));

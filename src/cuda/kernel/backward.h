@@ -8,6 +8,8 @@
 // when its last one is done; what takes long comes early (work_order.h). Scratch, all fp32,
 // `row_tiles · Hq` tiles, none of it cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
+// or, where the tensor cores add the statistics to products, kStatisticBytes for 64 rows, each number as
+// a sum of three in bf16 (tile/backward_rows.h).
 // The gradients of what was added to scores are sums of the scores' gradients. For a bias over keys
 // the kernel sums the rows that see its key tile; for one over rows and keys it writes or adds cells;
 // those of a bias over rows alone, and of sinks, are known when a row tile is prepared.
@@ -47,6 +49,9 @@ constexpr i32 kBackwardRowBytes = 4096;
 JALI_HD constexpr i32 backward_row_stages(i32 bytes) {
   return min_of((kMostSharedBytes - bytes) / kBackwardRowBytes, 6);
 }
+
+/// Of a statistic of 64 rows as a matrix: three lines of 64 numbers in bf16, in shared memory eight.
+constexpr i32 kStatisticBytes = 384, kStatisticMatrixBytes = 1024;
 
 /// Elements between neighbours; b is 0 where tokens are packed (varlen).
 struct Strides {

@@ -28,10 +28,19 @@ JALI_DEVICE void tie(u32 (&x)[kCount]) {
   for (i32 i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
 
+/// What registers hold is not needed: they are free until they are written.
+template <i32 kCount>
+JALI_DEVICE void forget(float (&x)[kCount]) {
+#pragma unroll
+  for (i32 i = 0; i < kCount; ++i) asm volatile("" : "=f"(x[i]));
+}
+
 /// A matrix in shared memory under the 128-byte swizzle, the low word of its descriptor: address and
 /// `leading`, the bytes between 64-column halves (MN-major only). Adding n moves it by 16 n bytes.
 /// The high word is kSwizzle128 for all: 8-row groups stand 1024 bytes apart.
 constexpr u32 kSwizzle128 = 0x40000040;
+/// Or nowhere else: all groups of 8 rows are the same.
+constexpr u32 kSwizzle128Once = 0x40000000;
 JALI_DEVICE u32 descriptor(u32 shared, u32 leading) {
   return ((shared & 0x3ffff) >> 4) | ((leading >> 4) << 16);
 }
@@ -79,12 +88,12 @@ struct Wgmma;
 #define JALI_D256 JALI_D240, JALI_R8(15)
 
 // What follows the n / 2 accumulators in the operand lists, by number.
-//   ss: A's descriptor p0, B's p1, accumulate p2, kSwizzle128 p3, transposed B p4, transposed A p5
+//   ss: A's descriptor p0, B's p1, accumulate p2, their high word p3, transposed B p4, transposed A p5
 //   rs: A's registers p0 to p3, B's descriptor p4, accumulate p5, kSwizzle128 p6, transposed B p7
 #define JALI_WGMMA(T, type, n, p0, p1, p2, p3, p4, p5, p6, p7)                                     \
   template <bool kTransB>                                                                          \
   struct Wgmma<T, n, kTransB> {                                                                    \
-    template <bool kTransA = false>                                                                \
+    template <bool kTransA = false, u32 kHigh = kSwizzle128>                                       \
     JALI_DEVICE static void ss(float (&d)[n / 2], u32 a, u32 b, i32 accumulate) {                  \
       asm volatile(                                                                                \
           "{\n.reg .pred p;\n.reg .b64 da, db;\n"                                                  \
@@ -96,7 +105,7 @@ struct Wgmma;
           "}, "                                                                                    \
           "da, db, p, 1, 1, %" #p5 ", %" #p4 ";\n}"                                                \
           : JALI_D##n                                                                              \
-          : "r"(a), "r"(b), "r"(accumulate), "n"(kSwizzle128), "n"(kTransB ? 1 : 0),               \
+          : "r"(a), "r"(b), "r"(accumulate), "n"(kHigh), "n"(kTransB ? 1 : 0),                     \
             "n"(kTransA ? 1 : 0));                                                                 \
     }                                                                                              \
     JALI_DEVICE static void rs(float (&d)[n / 2], const u32* a, u32 b, i32 accumulate) {           \

@@ -12,11 +12,14 @@
 
 namespace jali::tile {
 
-/// kRows: of a row tile; kD, kDv: columns of dq_sum and of dout, multiples of 64. kSinks: there are
+/// kRows: of a row tile; kD, kDv: columns of dq_sum and of dout, multiples of 64. kMatrices: statistics are
+/// written as matrices, for each 64 rows [6][64] of bf16 under the 128-byte swizzle: -LSE as a sum of three
+/// rows, then -delta. kSinks: there are
 /// sinks. kRowBias: the gradient of a bias over rows alone is wanted. kStages: buffers of a warp that
 /// the copy engine fills; 0: what is read is read where it is, by kLoads instructions at once, four
 /// registers each.
-template <class T, i32 kRows, i32 kD, i32 kDv, bool kSinks, bool kRowBias, i32 kStages, i32 kLoads>
+template <class T, i32 kRows, i32 kD, i32 kDv, bool kMatrices, bool kSinks, bool kRowBias,
+          i32 kStages, i32 kLoads>
 struct BackwardRows {
   using Args = cuda::BackwardArgs;
   // Of a row tile, which goes by units: 64 columns of a part.
@@ -211,7 +214,7 @@ struct BackwardRows {
       const i32 row = 32 * n + this_lane();
       float lse = row < at.rows ? lse_of(at, row) : ptx::infinity();
       if (lse == -ptx::infinity()) lse = ptx::infinity();  // weighs nothing
-      a.neg_lse[i64{at.number} * kRows + row] = lse * a.lse_factor;
+      write_statistic(a.neg_lse, at, row, lse * a.lse_factor);
     }
   }
   /// Of 16 rows, by lanes 0 to 15; delta: sum(dout · out), 0 where a row sees nothing.
@@ -235,7 +238,25 @@ struct BackwardRows {
         *a.row_sums.at(at.h, first + token) = sees ? sink + dlse : 0;
       }
     }
-    a.neg_delta[i64{at.number} * kRows + row] = -delta;
+    write_statistic(a.neg_delta, at, row, -delta);
+  }
+  /// kMatrices: infinities become very large, since zeros multiply them, too.
+  JALI_DEVICE static void write_statistic(float* to, const RowTile& at, i32 row, float value) {
+    if constexpr (!kMatrices) {
+      to[i64{at.number} * kRows + row] = value;
+    } else {
+      constexpr float kMost = 3e38f;
+      const i64 place = i64{at.number} * (kRows / 64) + row / 64;
+      u16* const matrix = reinterpret_cast<u16*>(to) + place * (cuda::kStatisticBytes / 2);
+      const i32 column = row % 64;
+      if (fabsf(value) > kMost) value = value > 0 ? kMost : -kMost;
+#pragma unroll
+      for (i32 r = 0; r < 3; ++r) {
+        const u16 part = static_cast<u16>(ptx::BF16::pack(value, 0));
+        matrix[r * 64 + (column / 8 ^ r) * 8 + column % 8] = part;
+        value -= ptx::BF16::value(part);
+      }
+    }
   }
 
   /// dq = scale · dq_sum.

@@ -29,7 +29,7 @@ using cuda::Sequences;
 /// the scores. kWanted: gradients of biases. All matrices lie as [dim / 64][rows][64] under the
 /// 128-byte swizzle.
 template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, i32 kRowStages, class M,
-          bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted>
+          bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted, bool kMatrices>
 struct BackwardTiles {
   static constexpr i32 kStages = 2;
   static constexpr i32 kNoteSlots = 4;
@@ -38,7 +38,10 @@ struct BackwardTiles {
   static constexpr i32 kQHalf = kRows * 128, kKHalf = kKeys * 128;                // bytes
   static constexpr i32 kQBytes = kHalves * kQHalf, kOBytes = kHalvesV * kQHalf;
   static constexpr i32 kKBytes = kHalves * kKHalf, kVBytes = kHalvesV * kKHalf;
-  static constexpr i32 kStatBytes = kRows * 4;
+  // Of a statistic: what is copied, and what it takes in shared memory.
+  static constexpr i32 kStatBytes = kMatrices ? kRows / 64 * cuda::kStatisticBytes : kRows * 4;
+  static constexpr i32 kStatPlace =
+      kMatrices ? kRows / 64 * cuda::kStatisticMatrixBytes : kRows * 4;
   static constexpr i32 kK = 0, kV = kK + kKBytes, kQ = kV + kVBytes, kO = kQ + kStages * kQBytes;
   static constexpr i32 kRest = kO + kStages * kOBytes;
   static constexpr i32 kStats = kRest + kRestBytes;
@@ -51,14 +54,16 @@ struct BackwardTiles {
   static constexpr i32 kCellBytes = kRows * kKeys / 8;  // of a tile
   static constexpr i32 kCellSlots = cuda::kBackwardCellSlots<kKeys>;
   static_assert(kCellSlots == kStages || kCellSlots == kNoteSlots);
-  static constexpr i32 kCells = kStats + 2 * kStages * kStatBytes;
+  static constexpr i32 kStatsBytes = 2 * kStages * kStatPlace, kOnes = kStats + kStatsBytes;
+  static constexpr i32 kCells = kOnes + (kMatrices ? cuda::kStatisticMatrixBytes : 0);
+  static_assert(!kMatrices || kStats % 1024 == 0);
   static constexpr i32 kRowBuffers = kCells + kCellSlots * kCellBytes;
   static constexpr i32 kBarriers = kRowBuffers + kRowStages * cuda::kBackwardRowBytes;
   static constexpr i32 kNotes = kBarriers + cuda::kBackwardBarrierBytes;
   static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
   template <i32 kStages, i32 kLoads>
-  using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kOptions.sinks, kWanted.rows,
-                               kStages, kLoads>;
+  using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kMatrices, kOptions.sinks,
+                               kWanted.rows, kStages, kLoads>;
   using Rows = RowWork<kStagesEach, 4>;  // of the loader's warpgroup
   using ConsumerRows = RowWork<0, 8>;    // these have registers before and after their own work
   // PERF: as many as the registers hold beside dv.
@@ -101,13 +106,14 @@ struct BackwardTiles {
     JALI_DEVICE u32 q(u32 stage) const { return base + kQ + stage * kQBytes; }
     JALI_DEVICE u32 o(u32 stage) const { return base + kO + stage * kOBytes; }
     JALI_DEVICE u32 rest() const { return base + kRest; }
-    JALI_DEVICE u32 neg_lse(u32 stage) const { return base + kStats + stage * kStatBytes; }
-    JALI_DEVICE u32 neg_delta(u32 stage) const { return neg_lse(stage) + kStages * kStatBytes; }
+    JALI_DEVICE u32 neg_lse(u32 stage) const { return base + kStats + stage * kStatPlace; }
+    JALI_DEVICE u32 neg_delta(u32 stage) const { return neg_lse(stage) + kStages * kStatPlace; }
     JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % kNoteSlots * sizeof(Note); }
     // For the loader alone: the item after this one in the order of work, and a section of which it
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
+    JALI_DEVICE u32 ones() const { return base + kOnes; }
     // Barriers, notes and cells are found by a stage, or by the number of the row tile (n).
     JALI_DEVICE u32 barrier(i32 n) const { return base + kBarriers + 8 * n; }
     JALI_DEVICE u32 k_full() const { return barrier(0); }
@@ -175,6 +181,15 @@ struct BackwardTiles {
         load_box(shared + n * kBox, map, barrier, 64 * n, token, h, b);
       }
     }
+    /// Of row tile `number`.
+    JALI_DEVICE static void load_statistic(u32 shared, const float* from, i32 number, u32 barrier) {
+      constexpr i32 kPieces = kMatrices ? kRows / 64 : 1, kBytes = kStatBytes / kPieces;
+#pragma unroll
+      for (i32 n = 0; n < kPieces; ++n) {
+        load_bulk(shared + n * (kStatPlace / kPieces),
+                  from + (i64(number) * kPieces + n) * (kBytes / 4), kBytes, barrier);
+      }
+    }
     /// The item that the next row tile with kFirst opens, for the whole warp. PERF: it is kept in
     /// shared memory, since the loader has few registers. Its place is not in use: consumers are at
     /// most three items behind; finders, which may be four notes behind, look at an item for partial
@@ -207,8 +222,7 @@ struct BackwardTiles {
       const i32 token = item.f.q_start + note.row;
       barrier_expect(sm.q_full(stage), kQBytes + kStatBytes);
       load<kHalves, kQHalf>(sm.q(stage), map_q, sm.q_full(stage), token, note.h, b);
-      load_bulk(sm.neg_lse(stage), a.neg_lse + i64(note.number) * kRows, kStatBytes,
-                sm.q_full(stage));
+      load_statistic(sm.neg_lse(stage), a.neg_lse, note.number, sm.q_full(stage));
       if (opens) {
         const i32 key_token = item.f.k_start + item.key;
         barrier_wait(sm.v_empty(), items & 1 ^ 1);  // before K: dQ of the last row tile needs that
@@ -221,8 +235,7 @@ struct BackwardTiles {
       }
       barrier_expect(sm.o_full(stage), kOBytes + kStatBytes);
       load<kHalvesV, kQHalf>(sm.o(stage), map_o, sm.o_full(stage), token, note.h, b);
-      load_bulk(sm.neg_delta(stage), a.neg_delta + i64(note.number) * kRows, kStatBytes,
-                sm.o_full(stage));
+      load_statistic(sm.neg_delta(stage), a.neg_delta, note.number, sm.o_full(stage));
       ++steps;
     }
     JALI_DEVICE void finish() {
@@ -480,11 +493,14 @@ struct BackwardTiles {
     await_count(a.turns + number, due ? turn * kConsumerWarps : 0, turns);
     sent = due ? number : -1;
   }
-  /// What accumulators start at: the statistics of the rows; zeros where options come between.
+  /// What accumulators start at: the statistics of the rows, unless the tensor cores multiply them; zeros
+  /// where options come between.
   template <bool kStatistics>
-  JALI_DEVICE static void start(float (&x)[kRows / 2], u32 shared) {
-    if constexpr (kStatistics) {
-      load_statistics(x, shared);
+  JALI_DEVICE static void start(float (&x)[kRows / 2], u32 shared, i32 lane) {
+    if constexpr (kMatrices) {
+      forget(x);
+    } else if constexpr (kStatistics) {
+      load_statistics(x, shared + (lane & 3) * 8);
     } else {
       // PERF: not by the first MMA's leave: ptxas takes more registers then, and spills.
 #pragma unroll
@@ -498,6 +514,15 @@ struct BackwardTiles {
       x[4 * j + 2] = x[4 * j];
       x[4 * j + 3] = x[4 * j + 1];
     }
+  }
+  /// kMatrices: d = ones' X, X the parts of a statistic of the rows, in `shared`. PERF: a step at D64 keeps
+  /// shared memory busy for 3,300 cycles, of which consumers that loaded statistics took 512, this 192:
+  /// causal masks 4.5 % faster, windows 6 %.
+  JALI_DEVICE static void multiply_statistic(float (&d)[kRows / 2], const Shared& sm, u32 shared) {
+    if constexpr (!kMatrices) return;
+    const u32 x = descriptor(shared, cuda::kStatisticMatrixBytes);
+    Wgmma<BF16, kRows, true>::template ss<false, kSwizzle128Once>(d, descriptor(sm.ones(), 16), x,
+                                                                  0);
   }
   /// d += A B', A 64 of the keys, B the row tile, both with the head dim as the inner one.
   template <i32 kDim>
@@ -597,6 +622,21 @@ struct BackwardTiles {
     }
   }
 
+  /// What does not change: of the statistics' matrices the lines that are zero, and ones in the first three
+  /// of 16 columns of 8 rows.
+  JALI_DEVICE static void write_constants(const Shared& sm) {
+    constexpr i32 kPlace = cuda::kStatisticMatrixBytes, kUsed = cuda::kStatisticBytes;
+    for (i32 at = 16 * threadIdx.x; at < kStatsBytes; at += 16 * blockDim.x) {
+      if (at % kPlace >= kUsed) store_shared(sm.neg_lse(0) + at, 0, 0, 0, 0);
+    }
+    const i32 row = threadIdx.x / 8, chunk = threadIdx.x % 8 ^ row;
+    constexpr i32 kOnes = 0x3f803f80;
+    if (row < 8) {
+      store_shared(sm.ones() + 16 * threadIdx.x, chunk == 0 ? kOnes : 0,
+                   chunk == 0 ? kOnes & 0xffff : 0, 0, 0);
+    }
+    fence_async();
+  }
   /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm).
   template <i32 kLoaderRegisters, i32 kConsumerRegisters, class Barriers, class Consume>
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
@@ -615,6 +655,7 @@ struct BackwardTiles {
       notes->wanted = 0;
       barrier_init_fence();
     }
+    if constexpr (kMatrices) write_constants(sm);
     __syncthreads();
     if (wg == 0) {
       give_registers<kLoaderRegisters>();

@@ -59,12 +59,13 @@ JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& 
          !(narrow && (options.softcap || options.dropout || wanted.keys));
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
-  const bool narrow = D <= 64 && Dv <= 64, lean = D + Dv <= 192;  // lean: room for the loader
+  const bool narrow = D <= 64 && Dv <= 64,
+             lean = D + Dv <= 192;  // lean: room for the loader
   const i32 keys = 128, rows = narrow ? 128 : 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
-  const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)   // K, V; Q, dO
-                    + 2 * 2 * rows * keys + 4 * rows * dim  // dS, dQ
-                    + 4 * 4 * rows                          // statistics
+  const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)      // K, V; Q, dO
+                    + 2 * 2 * rows * keys + 4 * rows * dim     // dS, dQ
+                    + (narrow ? 64 * rows + 1024 : 16 * rows)  // statistics; ones
                     + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes;
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
@@ -87,8 +88,10 @@ struct Backward {
   static constexpr BackwardTile kTile = backward_tile(kD, kDv);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kDsBytes = kRows * kKeys * 2;
+  // PERF: not beside options, for which registers would be too few; D128 is 3 % slower so.
+  static constexpr bool kMatrices = kRows == 128 && !kOptions.adjusts() && !kOptions.dropout;
   using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 2 * kDsBytes + kTile.dq_floats * 4,
-                                    kTile.row_stages, M, kOrdered, kOptions, kWanted>;
+                                    kTile.row_stages, M, kOrdered, kOptions, kWanted, kMatrices>;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
@@ -96,7 +99,7 @@ struct Backward {
   using Item = typename Tiles::Item;
   using Note = typename Tiles::Note;
   using Hiding = typename Tiles::Hiding;
-  static_assert(Tiles::kSharedBytes == kTile.shared_bytes);
+  static_assert(Tiles::kSharedBytes <= kTile.shared_bytes);
   static_assert(backward_fits(kD, kDv), "dQ is 64 x 64 a warpgroup");
   static_assert(backward_fits_options(kD, kDv, kOptions, kWanted));
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;
@@ -118,8 +121,11 @@ struct Backward {
 
   /// What a warpgroup's keys see of a row tile.
   enum class Sees : u8 { kAll, kSome, kNothing };
-  // Of half a tile that is empty, nothing is multiplied. Not where gradients of cells are stored.
-  static constexpr bool kSkips = Tiles::kMapped && !kWanted.per_tile();
+  // Nothing is multiplied for a warpgroup whose keys see nothing of a partial tile. Not where gradients
+  // of cells are stored; nor where row tiles are as long as key tiles: the diagonal leaves no such half.
+  // PERF: nor beside a bias over rows and keys, for which registers are too few.
+  static constexpr bool kSkips =
+      Tiles::kMapped && !kWanted.per_tile() && kRows < kKeys && kOptions.bias == BiasType::kNone;
 
   struct Consumer {
     const BackwardArgs& a;
@@ -186,7 +192,10 @@ struct Backward {
     }
     /// Raw scores less LSE, which are still being multiplied, to weights.
     template <bool kHides>
-    JALI_DEVICE void weigh(const Hiding& hiding) {
+    JALI_DEVICE void weigh(Hiding hiding) {
+      // PERF: beside the MMAs; what others look up comes later.
+      constexpr bool kLooks = kHides && !kSkips;
+      if constexpr (kLooks && !Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
       wgmma_wait<1>();
       tie(s);
       const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;
@@ -200,6 +209,7 @@ struct Backward {
         for (i32 n = 3; n < kRows / 2; n += 8) some += s[n];
         pin(some, sm.barrier(0));
       }
+      if constexpr (kLooks && Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
       if constexpr (kHides) hiding.hide_all(s, kCaps ? kHiddenTanh : 0.0f);
       if constexpr (kCaps) weigh_tanh();
     }
@@ -233,7 +243,7 @@ struct Backward {
         float (&w)[2] = reinterpret_cast<float (&)[2]>(s[2 * n]);
         if constexpr (kOptions.dropout) {
           float delta[2];
-          load_pair(statistics + kStages * Tiles::kStatBytes + n / 2 * 32, delta[0], delta[1]);
+          load_pair(statistics + kStages * Tiles::kStatPlace + n / 2 * 32, delta[0], delta[1]);
 #pragma unroll
           for (i32 x = 0; x < 2; ++x) {
             d[x] = Scores::undrop(d[x], !(dropped[n / 16] & 1u << (n % 16 + 16 * x)), delta[x],
@@ -277,8 +287,8 @@ struct Backward {
       bulk_commit();
     }
 
-    /// One row tile. kSees: what the warpgroup's keys see of it: all, what `hiding` says, or nothing;
-    /// then dS is zero, and dQ of the last step all there is to multiply. PERF: a template, since a
+    /// One row tile. kSees: what the warpgroup's keys see of it: all; some, with kSkips what `hiding` says;
+    /// or nothing, then dS is zero, and dQ of the last step all there is to multiply. PERF: a template, since a
     /// branch while WGMMAs are in flight is dear. The first of a key tile multiplies a dQ as well, but
     /// sends none.
     template <Sees kSees>
@@ -294,15 +304,16 @@ struct Backward {
       barrier_wait(sm.q_full(stage), parity);
       barrier_wait(sm.o_full(stage), parity);
       if constexpr (!kNothing) {
-        // PERF: accumulators start at the statistics, read before any MMA is in flight.
-        Tiles::template start<!kCaps>(s, sm.neg_lse(stage) + (lane & 3) * 8);
+        Tiles::template start<!kCaps>(s, sm.neg_lse(stage), lane);
         if constexpr (Scores::kAdds) added.add_to(s, a);
-        Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage) + (lane & 3) * 8);
+        Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage), lane);
         tie(s);
         tie(dp);
         wgmma_fence();
+        Tiles::multiply_statistic(s, sm, sm.neg_lse(stage));
         Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
         wgmma_commit();
+        Tiles::multiply_statistic(dp, sm, sm.neg_delta(stage));
         Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
         wgmma_commit();
       }
@@ -384,6 +395,19 @@ struct Backward {
         if (!more) Tiles::next_note(sm, steps(), flags, number, turn, row, h);
       }
     }
+    JALI_DEVICE void step_partial() {
+      if constexpr (kSkips) {
+        Hiding hiding;
+        hiding.look_up(mask, place(), sm, steps(), lane);
+        if (broadcast(named_any(1 + wg, 128, hiding.shows()))) {
+          step<Sees::kSome>(hiding);
+        } else {
+          step<Sees::kNothing>();
+        }
+      } else {
+        step<Sees::kSome>();
+      }
+    }
     /// A key tile: all its row tiles.
     JALI_DEVICE void run_item() {
       barrier_wait(sm.k_full(), items() & 1);
@@ -402,13 +426,7 @@ struct Backward {
       for (i32 n = 0; n < kDv / 2; ++n) dv[n] = 0;
       do {
         if (flags & Tiles::kPartial) {
-          Hiding hiding;
-          hiding.look_up(mask, place(), sm, steps(), lane);
-          if (kSkips && !broadcast(named_any(1 + wg, 128, hiding.shows()))) {
-            step<Sees::kNothing>();
-          } else {
-            step<Sees::kSome>(hiding);
-          }
+          step_partial();
         } else {
           do step<Sees::kAll>();
           while (!(flags & (Tiles::kFirst | Tiles::kPartial | Tiles::kEnd)));

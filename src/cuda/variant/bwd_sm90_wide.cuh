@@ -57,7 +57,7 @@ struct BackwardWide {
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
   using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes, kTile.row_stages, M,
-                                    kOrdered, kOptions, kWanted>;
+                                    kOrdered, kOptions, kWanted, false>;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
@@ -246,7 +246,7 @@ struct BackwardWide {
       barrier_wait(kKeySide ? sm.o_full(stage) : sm.q_full(stage), parity);
       const u32 statistics = kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage);
       constexpr bool kRaw = kKeySide ? !kOptions.dropout : !Scores::kAdjusts;
-      Tiles::template start<kRaw>(x, statistics + (lane & 3) * 8);
+      Tiles::template start<kRaw>(x, statistics, lane);
       if constexpr (!kKeySide && Scores::kAdds) {
         typename Scores::Added added;
         added.load(a, place(), lane);
