@@ -5,7 +5,7 @@
 // (variant/bwd_*.cuh). Beside that a warp of it prepares row tiles (a statistic of every row, a clear
 // sum) and rounds the sums that are complete to dq (tile/backward_rows.h). Work goes by sections of KV
 // heads: the row tiles of a section are prepared before its first key tile is begun, and rounded
-// when its last one is done; what takes long comes early (work_order.h). Scratch, all fp32,
+// when its last one is done; what takes long comes early (work_order.h). Scratch, fp32,
 // `row_tiles · Hq` tiles, none of it cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
 // or, where the tensor cores add the statistics to products, kStatisticBytes for 64 rows, each number as

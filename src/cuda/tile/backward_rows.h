@@ -12,11 +12,10 @@
 
 namespace jali::tile {
 
-/// kRows: of a row tile; kD, kDv: columns of dq_sum and of dout, multiples of 64. kMatrices: statistics are
-/// written as matrices, for each 64 rows [6][64] of bf16 under the 128-byte swizzle: -LSE as a sum of three
-/// rows, then -delta. kSinks: there are
-/// sinks. kRowBias: the gradient of a bias over rows alone is wanted. kStages: buffers of a warp that
-/// the copy engine fills; 0: what is read is read where it is, by kLoads instructions at once, four
+/// kRows: of a row tile; kD, kDv: columns of dq_sum and of dout, multiples of 64. kMatrices: each statistic
+/// is written as the sum of three numbers in bf16, [3][64] for 64 rows, under the 128-byte swizzle. kSinks:
+/// there are sinks. kRowBias: the gradient of a bias over rows alone is wanted. kStages: buffers of a warp
+/// that the copy engine fills; 0: what is read is read where it is, by kLoads instructions at once, four
 /// registers each.
 template <class T, i32 kRows, i32 kD, i32 kDv, bool kMatrices, bool kSinks, bool kRowBias,
           i32 kStages, i32 kLoads>

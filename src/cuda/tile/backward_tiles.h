@@ -574,7 +574,10 @@ struct BackwardTiles {
         if (at.key + 8 * e >= at.f.num_keys) visible.words[e] = 0;
       }
     }
-    JALI_DEVICE bool shows() const { return (visible.words[0] | visible.words[1]) != 0; }
+    JALI_DEVICE bool shows() const {
+      constexpr u32 kCells = kRows == 64 ? 0xffffu : ~0u;  // bits above may say anything
+      return ((visible.words[0] | visible.words[1]) & kCells) != 0;
+    }
     /// Cells of block n of 8 rows that are not visible become `hidden`: they weigh nothing.
     JALI_DEVICE void hide(float (&s)[kRows / 2], i32 n, float hidden = 0) const {
 #pragma unroll

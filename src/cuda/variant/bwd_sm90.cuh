@@ -25,7 +25,8 @@
 //           bias over rows and keys 1.56, deterministic 1.10.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ, by way of whose place dk and dv go, too; statistics
-//           of 2 stages; cells; 6 stages of row tiles, 4 KB each; notes. 222 KB at D 128.
+//           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
+//           tiles, 4 KB each; notes. 222 KB at D 128.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
@@ -122,7 +123,7 @@ struct Backward {
   /// What a warpgroup's keys see of a row tile.
   enum class Sees : u8 { kAll, kSome, kNothing };
   // Nothing is multiplied for a warpgroup whose keys see nothing of a partial tile. Not where gradients
-  // of cells are stored; nor where row tiles are as long as key tiles: the diagonal leaves no such half.
+  // of cells are stored; nor where row tiles are as long as key tiles: diagonals seldom leave such halves.
   // PERF: nor beside a bias over rows and keys, for which registers are too few.
   static constexpr bool kSkips =
       Tiles::kMapped && !kWanted.per_tile() && kRows < kKeys && kOptions.bias == BiasType::kNone;

@@ -14,8 +14,8 @@
 //           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
 //           across row tiles too. Three take turns at the tensor cores.
 // Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
-//           when S is there. D128 H16 8K against the same without: key_bias 1.08, ALiBi 1.15 (causal
-//           1.06), softcap 1.24, a bias over rows and keys 1.79 (its traffic 0.64), dropout 1.86.
+//           when S is there. D128 H16 8K against the same without: key_bias 1.09, ALiBi 1.15 (causal
+//           1.07), softcap 1.24, a bias over rows and keys 1.79 (its traffic 0.64), dropout 1.82.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
 //           add; out on its way to whole rows, where there is room; notes of key tiles, and the row
 //           tiles they belong to.
@@ -81,7 +81,8 @@ struct ForwardShape {
 enum class MaskKind : u8 { kNone, kLight, kMapped, kHeavy };
 JALI_HD constexpr bool has_map(MaskKind mask) { return mask >= MaskKind::kMapped; }
 
-/// Whether the tensor cores add to S what keys add to it, a bias of theirs or ALiBi (find_added).
+/// Whether the tensor cores can add to S what keys add to it, a bias of theirs or ALiBi (find_added); they
+/// do where shared memory has room for it.
 /// PERF: where consumers added it, or S began at it, D128 took 1.24 times as long as without.
 JALI_HD constexpr bool multiplies_added(ScoreOptions options) {
   return (options.key_bias != BiasType::kNone || options.alibi) && !options.softcap &&
@@ -101,7 +102,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   const bool of_keys = options.key_bias != BiasType::kNone;
   const bool lean = !options.per_cell();  // few registers beside the tiles
   // Beside a mask, what 160 registers do not hold.
-  const bool many = (options.alibi || options.softcap) && mask != MaskKind::kNone;
+  const bool many =
+      (options.alibi || options.softcap || options.any_scale) && mask != MaskKind::kNone;
   if (kD == 64 && kDv == 64 && lean && !many && !has_map(mask)) {
     s.warpgroups = 3;  // 517, with two 460
     s.turns = true;    // with two they are slower in turns: D96 535, else 555; D256 653, 660
@@ -120,7 +122,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   }
   // What these need of a tile of 128 keys would spill.
   if ((options.loads() && options.dropout) || (bias && of_keys)) s.keys = 64;
-  if (options.per_cell() && kDv > 128) s.keys = 64;
+  if ((options.per_cell() || (options.alibi && kD <= 128)) && kDv > 128) s.keys = 64;
   if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   s.added_bytes = added_bytes(options, s.stages, s.keys);
   // Out is staged where shared memory is left, and registers.
@@ -138,6 +140,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     split.v_stages = 3;
     split.loader_registers = 56;
     split.consumer_registers = 224;
+    // PERF: rather ALiBi by consumers than smaller tiles.
+    if (!split.fits(kD, kDv)) split.added_bytes = 0;
     if (split.fits(kD, kDv)) return with_staging(split);
   }
   s.slots = 2;
@@ -235,7 +239,7 @@ struct Forward {
   static constexpr i32 kEarly = kShape.early;
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
                         kKeyBias = kOptions.key_bias != BiasType::kNone;
-  static constexpr bool kMultiplies = multiplies_added(kOptions);
+  static constexpr bool kMultiplies = multiplies_added(kOptions) && kShape.added_bytes > 0;
   // ALiBi is linear in the key but for the diagonal: slope (key - first row of the tile) before it, the
   // same less behind it. What is left depends on the row alone (row_added), and rows are measured with
   // slope (row - first row) added, which softmax does not see.
@@ -547,7 +551,6 @@ struct Forward {
         break;
       }
       if (note & kFirst) ++opened;
-      if constexpr (kOfKeys) find_added(a, sm, opened - 1, n, (note >> 3) * kKeys);
       if (kMasked && note & (kHeavy ? kPartial : kFirst)) {
         constexpr i32 kModulus = max_of(kCellSlots, 1);
         const u32 slot = found % kModulus;
@@ -566,6 +569,8 @@ struct Forward {
         __syncwarp();
         barrier_arrive_if(sm.cells_full(slot), (threadIdx.x & 31) == 0);
       }
+      // PERF: behind the cells, since it waits until there is room for this K.
+      if constexpr (kOfKeys) find_added(a, sm, opened - 1, n, (note >> 3) * kKeys);
       __syncwarp();
       barrier_arrive_if(sm.note_empty(n), (threadIdx.x & 31) == 0);
     }
@@ -576,7 +581,7 @@ struct Forward {
     barrier_arrive_if(sm.k_full(n % kStages), (threadIdx.x & 31) == 0);
   }
   JALI_DEVICE static i32 finder_thread() { return threadIdx.x - (128 - 32 * kFinders); }
-  /// The rows of what is added that stay zero.
+  /// What is added begins as zeros; most of its rows stay so.
   JALI_DEVICE static void clear_added(const Shared& sm) {
     for (i32 n = finder_thread(); n < kShape.added_bytes / 16; n += 32 * kFinders) {
       store_shared(sm.added(0) + 16 * n, 0, 0, 0, 0);
