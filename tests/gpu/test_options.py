@@ -53,6 +53,36 @@ def test_every_shape_of_a_key_bias(shape: tuple, D: int) -> None:
     check(D, {"key_bias": draw(*shape), "alibi_slopes": draw(Hq).abs() / 8}, torch.float16)
 
 
+@pytest.mark.parametrize("D", [64, 128, 192, 256])
+@pytest.mark.parametrize("q_offset", [-300, 0, 500, 2000])
+def test_alibi_on_both_sides_of_the_diagonal(q_offset: int, D: int) -> None:
+    """Key tiles before the diagonal, across it and behind it, without a mask and with documents."""
+    rows, keys = 300, 900
+    everything = torch.ones(B, Hq, rows, keys, dtype=torch.bool)
+    ids = (torch.arange(keys) // 250).int()[None]
+    where = (q_offset + torch.arange(rows)).clamp(0, keys - 1)
+    window = (q_offset + torch.arange(rows))[:, None] - torch.arange(keys) <= 400
+    slopes = {"alibi_slopes": draw(Hq).abs(), "q_offset": q_offset}
+    for mask, visible in (
+        (None, everything),
+        (jali.WindowMask(400, None), everything & window),
+        (jali.DocumentMask(ids[:, where], ids), everything & (ids[0, where][:, None] == ids[0])),
+    ):
+        for options in (slopes, slopes | {"sinks": draw(Hq), "key_bias": draw(B, Hkv, keys)}):
+            check_attention(
+                mask, visible, Hkv=Hkv, D=D, dtype=torch.bfloat16, options=options, device="cuda"
+            )
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_key_bias_hides_keys(dtype: torch.dtype, D: int) -> None:
+    key_bias = draw(B, 1, Lk)
+    key_bias[:, :, 5:40] = key_bias[:, :, 128:256] = -torch.inf  # a tile of keys among them
+    key_bias[1, :, :190] = -torch.inf  # rows that see nothing else
+    check(D, {"key_bias": key_bias}, dtype, grads=False)
+
+
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("options", NUMBERS, ids=str)
 def test_numbers(options: dict[str, Any], D: int) -> None:
