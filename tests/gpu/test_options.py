@@ -56,7 +56,7 @@ def test_every_shape_of_a_key_bias(shape: tuple, D: int) -> None:
 @pytest.mark.parametrize("D", [64, 128, 192, 256])
 @pytest.mark.parametrize("q_offset", [-300, 0, 500, 2000])
 def test_alibi_on_both_sides_of_the_diagonal(q_offset: int, D: int) -> None:
-    """Key tiles before the diagonal, across it and behind it, without a mask and with documents."""
+    """Key tiles before the diagonal, across it and behind it: no mask, a light one, a heavy one."""
     rows, keys = 300, 900
     everything = torch.ones(B, Hq, rows, keys, dtype=torch.bool)
     ids = (torch.arange(keys) // 250).int()[None]

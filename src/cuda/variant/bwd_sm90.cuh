@@ -100,7 +100,9 @@ struct Backward {
   using Item = typename Tiles::Item;
   using Note = typename Tiles::Note;
   using Hiding = typename Tiles::Hiding;
-  static_assert(Tiles::kSharedBytes <= kTile.shared_bytes);
+  static_assert(kMatrices || kRows == 64 ? Tiles::kSharedBytes == kTile.shared_bytes
+                                         : Tiles::kSharedBytes < kTile.shared_bytes,
+                "the host's is for matrices where row tiles are of 128");
   static_assert(backward_fits(kD, kDv), "dQ is 64 x 64 a warpgroup");
   static_assert(backward_fits_options(kD, kDv, kOptions, kWanted));
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;

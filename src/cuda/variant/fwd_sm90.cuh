@@ -88,11 +88,15 @@ JALI_HD constexpr bool multiplies_added(ScoreOptions options) {
   return (options.key_bias != BiasType::kNone || options.alibi) && !options.softcap &&
          !options.any_scale;
 }
-/// Shared memory for what keys add: a matrix of 16 rows and `keys` columns for each stage of K; or, if
-/// consumers add it, a float a key for four tiles: theirs, two more whose K is there or loaded, one more.
+/// Key tiles whose bias is in shared memory where consumers add it: theirs, two more whose K is there or
+/// loaded, and one more.
+constexpr i32 kKeyBiasSlots = 4;
+/// Of 64 keys, a matrix of 16 rows that is multiplied.
+constexpr i32 kAddedMatrixBytes = 2048;
+/// Shared memory for what keys add: matrices for each stage of K, or a float a key.
 JALI_HD constexpr i32 added_bytes(ScoreOptions options, i32 stages, i32 keys) {
-  if (multiplies_added(options)) return stages * keys * 32;
-  return options.key_bias != BiasType::kNone ? 4 * keys * 4 : 0;
+  if (multiplies_added(options)) return stages * (keys / 64) * kAddedMatrixBytes;
+  return options.key_bias != BiasType::kNone ? 4 * kKeyBiasSlots * keys : 0;
 }
 
 /// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
@@ -284,7 +288,9 @@ struct Forward {
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
     /// What the keys of tile n add: [keys / 64][16][64] under the 128-byte swizzle; or a float a key.
     JALI_DEVICE u32 added(u32 n) const {
-      return base + kAdded + (kMultiplies ? n % kStages * (32 * kKeys) : n % 4 * (4 * kKeys));
+      return base + kAdded +
+             (kMultiplies ? n % kStages * (kKeys / 64 * kAddedMatrixBytes)
+                          : n % kKeyBiasSlots * (4 * kKeys));
     }
     /// What a row of tile n adds for each row before it in its tile; what cells add for their distance.
     JALI_DEVICE u32 slopes(u32 n) const { return base + kSlopes + n % kStages * 8; }
@@ -612,7 +618,7 @@ struct Forward {
     barrier_wait(sm.k_empty(n % kStages), (n / kStages & 1) ^ 1);
     if (2 * pair < kKeys) {
       if constexpr (kMultiplies) {
-        const u32 to = sm.added(n) + pair / 32 * 2048 + pair % 4 * 4;
+        const u32 to = sm.added(n) + pair / 32 * kAddedMatrixBytes + pair % 4 * 4;
 #pragma unroll
         for (i32 r = 0; r < 3; ++r) {
           const u32 word = BF16::pack(added[0], added[1]);
@@ -702,7 +708,7 @@ struct Forward {
                                    k + t / 4 * (kKeys * kRowBytes / 16) + t % 4 * 2, t > 0);
       }
       if constexpr (kMultiplies) {
-        Wgmma<BF16, kKeys, true>::rs(s, ones, descriptor(sm.added(stage), 2048), 1);
+        Wgmma<BF16, kKeys, true>::rs(s, ones, descriptor(sm.added(stage), kAddedMatrixBytes), 1);
       }
     }
     /// O += P V of key tile n, as soon as V is there.
