@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jali
@@ -29,37 +34,79 @@ def both(name: str, given: list[torch.Tensor], mask: Any = None, **options: Any)
     print(f"{name}: done", flush=True)
 
 
-def main() -> None:
-    causal = jali.CausalMask()
-    ids = (torch.arange(200) // 70).int()[None]
-    documents = causal & jali.DocumentMask(ids)
-    for D in (64, 128, 256):
-        both(f"dense D{D}", tensors(D))
-        both(f"causal documents D{D}", tensors(D), documents)
-    both("window", tensors(128), causal & jali.WindowMask.last(50))
-    both("grouped heads, keys that nobody sees", tensors(64, Hkv=2), jali.PrefixMask(3))
-    both("dense mask", tensors(128), jali.DenseMask(torch.ones(200, 200, dtype=torch.bool).tril()))
-    blocks = torch.eye(4, dtype=torch.bool)[None, None]
-    both("blocks", tensors(128), jali.BlockSparseMask(blocks, block=(64, 64)))
-    both("predicate", tensors(128), jali.PredicateMask(lambda b, h, q, k: (q * 7 + k) % 5 != 0))
-    both("deterministic", tensors(128), documents, deterministic=True)
-    generator = torch.Generator().manual_seed(0)
+def learned(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.randn(*shape, generator=generator).to("cuda", torch.bfloat16).requires_grad_()
 
-    def learned(*shape: int) -> torch.Tensor:
-        made = torch.randn(*shape, generator=generator).to("cuda", torch.bfloat16)
-        return made.requires_grad_()
 
-    both("softcap", tensors(128), causal, softcap=20.0)
-    both("dropout", tensors(128), causal, dropout_p=0.2, seed=1)
-    both("key_bias, sinks", tensors(128), causal, key_bias=learned(1, 2, 200), sinks=learned(2))
-    both("bias", tensors(128), causal, bias=learned(1, 2, 200, 200))
-    both("ALiBi", tensors(128), causal, alibi_slopes=torch.tensor([0.1, 0.2], device="cuda"))
+def packed() -> None:
     cu = torch.tensor([0, 90, 90, 200], dtype=torch.int32, device="cuda")
     q, k, v = (x[0].transpose(0, 1) for x in tensors(64))
-    out = jali.attention_varlen(q, k, v, cu, cu, causal)
+    out = jali.attention_varlen(q, k, v, cu, cu, jali.CausalMask())
     torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
     print("packed: done", flush=True)
 
 
+def calls() -> dict[str, Callable[[], None]]:
+    causal = jali.CausalMask()
+    ids = (torch.arange(200) // 70).int()[None]
+    documents = causal & jali.DocumentMask(ids)
+    blocks = torch.eye(4, dtype=torch.bool)[None, None]
+    of_d128: dict[str, tuple[Any, Callable[[], dict[str, Any]]]] = {
+        "window": (causal & jali.WindowMask.last(50), dict),
+        "dense mask": (jali.DenseMask(torch.ones(200, 200, dtype=torch.bool).tril()), dict),
+        "blocks": (jali.BlockSparseMask(blocks, block=(64, 64)), dict),
+        "predicate": (jali.PredicateMask(lambda b, h, q, k: (q * 7 + k) % 5 != 0), dict),
+        "deterministic": (documents, lambda: {"deterministic": True}),
+        "softcap": (causal, lambda: {"softcap": 20.0}),
+        "dropout": (causal, lambda: {"dropout_p": 0.2, "seed": 1}),
+        "key_bias, sinks": (
+            causal,
+            lambda: {"key_bias": learned(1, 2, 200), "sinks": learned(2)},
+        ),
+        "bias": (causal, lambda: {"bias": learned(1, 2, 200, 200)}),
+        "ALiBi": (causal, lambda: {"alibi_slopes": torch.tensor([0.1, 0.2], device="cuda")}),
+    }
+
+    def of(
+        name: str, D: int, mask: Any, options: Callable[[], dict[str, Any]] = dict, Hkv: int = 1
+    ):
+        return lambda: both(name, tensors(D, Hkv=Hkv), mask, **options())
+
+    found: dict[str, Callable[[], None]] = {"packed": packed}
+    for D in (64, 128, 256):
+        for name, mask in {"dense": None, "causal documents": documents}.items():
+            found[f"{name} D{D}"] = of(f"{name} D{D}", D, mask)
+    for name, (mask, options) in of_d128.items():
+        found[name] = of(name, 128, mask, options)
+    name = "grouped heads, keys that nobody sees"
+    found[name] = of(name, 64, jali.PrefixMask(3), Hkv=2)
+    return found
+
+
+def in_processes(names: Iterable[str], count: int) -> int:
+    """Each call in a process of its own, `count` at a time: how a cold cache is filled fast."""
+
+    def status(name: str) -> int:
+        return subprocess.call([sys.executable, __file__, name])
+
+    with ThreadPoolExecutor(count) as pool:
+        return max(pool.map(status, names))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="of calls; default: all")
+    parser.add_argument("--processes", type=int, default=0, help="so many calls at a time")
+    arguments = parser.parse_args()
+    all_calls = calls()
+    names = arguments.names or list(all_calls)
+    if arguments.processes:
+        return in_processes(names, arguments.processes)
+    for name in names:
+        all_calls[name]()
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

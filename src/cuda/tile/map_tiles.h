@@ -51,6 +51,7 @@ __device__ inline void list_lines(const TileMap& map, i32 lines, i32* done) {
       for (i32 x = 0; x < num; ++x) before += found[x] < found[n];
       map.long_lines[1 + before] = found[n];
     }
+    for (i32 n = num; n < kMostLongLines; ++n) map.long_lines[1 + n] = 0;  // a warp reads them all
   }
   // Each warp has a length. Ascending: neighbours share what they load.
   const i32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
