@@ -34,6 +34,16 @@ i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 num_sms) {
   return static_cast<i32>(clamp_to<i64>(kBytes / per_head, least, max_of<i64>(heads, least)));
 }
 
+void set_first_and_last(BackwardArgs& a, i32 blocks) {
+  const WorkOrder order = a.row_order();
+  // Of KV heads: as far as the first key tiles of all blocks reach, and the last ones.
+  const i32 heads = blocks / max_of(a.key_tiles, 1) + 1;
+  const i32 first = min_of(ceil_div(heads, a.section) * a.section, a.heads);
+  const i32 last = min_of(max_of(heads + 1, a.last), a.heads);
+  a.first_parts = first * order.per_head;
+  a.last_parts = last * order.per_head;
+}
+
 }  // namespace
 
 Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& grads,
@@ -121,6 +131,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.D = p.D;
   a.Dv = p.Dv;
   a.row_tiles = tiles(p, p.Tq, p.Lq, tile.rows, p.B);
+  a.row_tiles_of_sequence = a.row_tiles / batches;
+  a.row_parts = tile.rows / kBackwardRowBox;
   a.key_tiles = tiles(p, p.Tk, p.Lk, tile.keys, 1);
   a.heads = batches * p.Hkv;
   a.section = section(p, rows, a.heads, call.device().num_sms);
@@ -136,11 +148,15 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
       a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: turns are in order
     }
   }
-  const i64 sections = ceil_div(a.heads, a.section), words = 3 + 2 * sections;
-  a.taken = static_cast<i32*>(call.allocate(words * static_cast<i64>(sizeof(i32))));
-  a.prepared = a.taken + 3;
-  a.added = a.prepared + sections;
   const i64 row_tiles = i64{a.row_tiles} * p.Hq;
+  // Blocks without key tiles of their own still care for row tiles.
+  const i64 blocks =
+      min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
+  set_first_and_last(a, static_cast<i32>(blocks));
+  const i64 sections = ceil_div(a.heads, a.section), words = 5 + 2 * sections;
+  a.taken = static_cast<i32*>(call.allocate(words * static_cast<i64>(sizeof(i32))));
+  a.prepared = a.taken + 5;
+  a.added = a.prepared + sections;
   auto floats = [&](i64 count) {
     return static_cast<float*>(call.allocate(count * static_cast<i64>(sizeof(float))));
   };
@@ -169,9 +185,6 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   const BiasGradientSums sums(call, grads, a);
   void* const mask = call.mask_parameters();
   sums.begin(module);
-  // Blocks without key tiles of their own still care for row tiles.
-  const i64 blocks =
-      min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
   if (blocks > 0) {
     call.clear(a.taken, words * static_cast<i64>(sizeof(i32)));
     if (p.deterministic) call.clear(a.turns, row_tiles * static_cast<i64>(sizeof(i32)));

@@ -41,13 +41,14 @@ constexpr i32 kBackwardBarrierBytes = 256, kBackwardNotesBytes = kBackwardBarrie
 /// ahead.
 template <i32 kKeys>
 constexpr i32 kBackwardCellSlots = kKeys == 128 ? 4 : 2;
-/// Row tiles are prepared and rounded by so many rows; out and dout in boxes of {64, 16, 1, 1}.
+/// Row tiles are prepared and rounded in parts of so many rows; out and dout in boxes of {64, 16, 1, 1}.
 constexpr i32 kBackwardRowBox = 16;
 /// 64 columns of that many of out and dout, or of dq_sum.
 constexpr i32 kBackwardRowBytes = 4096;
-/// How many of those a kernel has room for that needs `bytes` besides.
+/// How many of those a kernel uses that needs `bytes` besides: a power of two for each of two warps.
 JALI_HD constexpr i32 backward_row_stages(i32 bytes) {
-  return min_of((kMostSharedBytes - bytes) / kBackwardRowBytes, 6);
+  const i32 fit = (kMostSharedBytes - bytes) / kBackwardRowBytes;
+  return fit >= 4 ? 4 : fit >= 2 ? 2 : 0;
 }
 
 /// Of a statistic of 64 rows as a matrix: three lines of 64 numbers in bf16, in shared memory eight.
@@ -107,17 +108,23 @@ struct BackwardArgs {
   Sequences seq;
   i32 D = 0, Dv = 0;  // as in memory: the kernel's own may be larger
   i32 row_tiles = 0;  // of one query head: B · ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
+  i32 row_tiles_of_sequence = 0;  // of those; varlen: all
+  i32 row_parts = 0;              // of a row tile: rows / kBackwardRowBox
   i32 key_tiles = 0;  // of one head of `heads`: ceil(Lk / keys); varlen: num_slots(Tk, B, keys)
   i32 heads = 0;      // B · Hkv; varlen: Hkv
   i32 section = 1;    // heads whose q and dout stay in L2 together
   i32 last = 0;       // heads_by_length()
+  // Of row_order(): what the first key tiles of all blocks need, and what the last ones add to. These
+  // parts are taken one by one, since all wait for the last of them, others by row tiles.
+  i32 first_parts = 0, last_parts = 0;
   float scale = 0, scale_log2 = 0;  // scale_log2 = scale · log2(e)
   float lse_factor = 0;      // from LSE to neg_lse: -1 / scale, what raw scores start at; where
                              // options adjust products -log2(e), added to what they become
   TileMap key_map, row_map;  // of a mask; of row tiles: deterministic only
   // What blocks tell each other, zero before:
-  i32* taken = nullptr;     // [3] key tiles; row tiles to prepare; row tiles to round
-  i32* prepared = nullptr;  // [sections] row tiles
+  i32* taken = nullptr;     // [5] key tiles; first parts; other parts to prepare; to round;
+                            // last parts
+  i32* prepared = nullptr;  // [sections] parts of row tiles
   i32* added = nullptr;     // [sections] key tiles whose dQ is added, times the consumers' warps
   i32* turns = nullptr;     // [row_tiles · Hq] the same of a row tile; deterministic only
   float *neg_lse = nullptr, *neg_delta = nullptr, *dq_sum = nullptr;
@@ -128,14 +135,14 @@ struct BackwardArgs {
   ScoreArgs scores;
   CellTable dbias;               // BiasGradients::cells
   TokenSums key_sums, row_sums;  // ::keys, ::rows; head_div of row_sums is 1
-  float* sink_sums = nullptr;    // [Hq][row_tiles]; may be null
+  float* sink_sums = nullptr;    // [Hq][row_tiles · row_parts]; may be null
 
-  JALI_HD i32 row_tiles_of_sequence() const { return seq.varlen() ? row_tiles : row_tiles / seq.B; }
   JALI_HD WorkOrder key_order() const {
     return {heads, section, key_tiles, false, key_map.long_lines, key_map.by_length, last};
   }
+  /// Of parts of row tiles; in a section head by head.
   JALI_HD WorkOrder row_order() const {
-    return {heads, section, row_tiles_of_sequence() * seq.group};
+    return {heads, section, row_tiles_of_sequence * seq.group * row_parts};
   }
 };
 

@@ -136,6 +136,12 @@ JALI_DEVICE X* opaque(X* x) {
   return x;
 }
 
+/// The lane of a block's threads in one dimension, read where it stands.
+JALI_DEVICE i32 lane_id() {
+  i32 x;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(x));
+  return x;
+}
 /// gridDim.x, read where it stands.
 JALI_DEVICE u32 num_blocks() {
   u32 x;

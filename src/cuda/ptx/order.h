@@ -49,18 +49,18 @@ JALI_DEVICE bool is_at_least(const i32* counter, i32 value) {
   fence_proxies();
   return true;
 }
-/// Releases what this thread did, and counts it if `condition`.
-JALI_DEVICE void release_if(i32* counter, bool condition) {
+/// Releases what this thread did, and counts it as `count` if `condition`.
+JALI_DEVICE void release_if(i32* counter, i32 count, bool condition) {
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"
-      "@p red.release.gpu.global.add.s32 [%0], 1;\n}" ::"l"(counter),
-      "r"(static_cast<i32>(condition))
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n"
+      "@p red.release.gpu.global.add.s32 [%0], %1;\n}" ::"l"(counter),
+      "r"(count), "r"(static_cast<i32>(condition))
       : "memory");
 }
 /// Releases what this thread did, by the copy engine too, and counts it if `condition`.
 JALI_DEVICE void count_if(i32* counter, bool condition) {
   fence_proxies();
-  release_if(counter, condition);
+  release_if(counter, 1, condition);
 }
 
 }  // namespace jali::ptx

@@ -21,20 +21,25 @@ template <class T, i32 kRows, i32 kD, i32 kDv, bool kMatrices, bool kSinks, bool
           i32 kStages, i32 kLoads>
 struct BackwardRows {
   using Args = cuda::BackwardArgs;
-  // Of a row tile, which goes by units: 64 columns of a part.
-  static constexpr i32 kParts = kRows / 16;
+  static constexpr i32 kPartRows = cuda::kBackwardRowBox,
+                       kParts = kRows / kPartRows;  // of a row tile
+  static_assert(kPartRows == 16);
   static constexpr i32 kHalves = kD / 64, kHalvesV = kDv / 64;
-  static constexpr i32 kPieceFloats = 1024;  // of dq_sum: a unit
-  static constexpr i32 kBoxBytes = 2048;     // of out or dout: a unit
+  // A unit is 64 columns of a part.
+  static constexpr i32 kPieceFloats = 1024;  // of dq_sum
+  static constexpr i32 kBoxBytes = 2048;     // of out or dout
   static constexpr i32 kStageBytes = cuda::kBackwardRowBytes;
   static_assert(kStageBytes == 4 * kPieceFloats && kStageBytes == 2 * kBoxBytes);
+  static_assert((kStages & (kStages - 1)) == 0 && kLoads % 4 == 0);
 
-  struct RowTile {
-    i32 b, h;     // sequence, query head
-    i32 token;    // its first
-    i32 rows;     // to the end of the sequence; may be less than one
-    i32 section;  // of the work
-    i32 number;   // of all row tiles and heads
+  /// Parts of 16 rows of one row tile, one after another.
+  struct Run {
+    i32 b, h;  // sequence, query head
+    i32 token,
+        rows;  // their first; rows from there to the end of the sequence, may be less than one
+    i32 place, parts;  // the first one among the parts of all heads; how many
+    JALI_DEVICE i32 tile() const { return place / kParts; }
+    JALI_DEVICE i32 part() const { return place % kParts; }
   };
 
   const Args& a;
@@ -43,68 +48,81 @@ struct BackwardRows {
   u32 units = 0;         // that went through this warp's stages
 
   // PERF: made anew wherever it is needed, since registers are few.
-  JALI_DEVICE static i32 this_lane() { return ptx::opaque(threadIdx.x & 31); }
+  JALI_DEVICE static i32 this_lane() { return ptx::lane_id(); }
 
-  /// Unit n of the row order. All lanes call it.
-  JALI_DEVICE RowTile row_tile(i32 n) const {
+  /// Parts n to n + parts - 1 of the row order, all of one row tile. All lanes call it.
+  JALI_DEVICE Run run_of(i32 n, i32 parts) const {
     const cuda::Sequences& s = a.seq;
-    const cuda::WorkOrder::Place at = a.row_order().place(n);
-    const i32 g = at.unit % s.group, t = at.unit / s.group;
-    RowTile tile;
-    tile.section = at.section;
-    tile.h = at.head * s.group + g;
-    tile.b = 0;
-    tile.number = t;
-    i32 length = s.Lq, slot = t;
-    if (s.varlen()) {
-      tile.b = cuda::warp_sequence_of(s.cu_q, s.B, t, kRows);
-      tile.token = s.cu_q[tile.b];
-      length = s.cu_q[tile.b + 1] - tile.token;
-      slot -= cuda::first_slot(tile.token, tile.b, kRows);
-    } else {
-      tile.b = tile.h / s.Hq;
-      tile.h %= s.Hq;
-      tile.token = 0;
-      tile.number += tile.b * a.row_tiles_of_sequence();
+    // PERF: opaque, or consumers would keep what the division needs from their first row tile to the last.
+    const i32 per_head = ptx::opaque(a.row_order().per_head);
+    const i32 head = n / per_head, rest = n - head * per_head;
+    const i32 part = rest % kParts;
+    Run run;
+    run.parts = parts;
+    i32 t = rest / kParts, g = 0;
+    if (s.group > 1) {
+      g = t % s.group;
+      t /= s.group;
     }
-    tile.number += tile.h * a.row_tiles;
-    tile.token += slot * kRows;
-    tile.rows = length - slot * kRows;
-    return tile;
+    run.h = head * s.group + g;
+    run.b = 0;
+    i32 number = t;
+    run.token = 0;
+    i32 length = s.Lq;
+    if (s.varlen()) {
+      run.b = cuda::warp_sequence_of(s.cu_q, s.B, t, kRows);
+      run.token = s.cu_q[run.b];
+      length = s.cu_q[run.b + 1] - run.token;
+      t -= cuda::first_slot(run.token, run.b, kRows);
+    } else if (s.B > 1) {
+      run.b = run.h / s.Hq;
+      run.h -= run.b * s.Hq;
+      number += run.b * a.row_tiles_of_sequence;
+    }
+    run.place = (number + run.h * a.row_tiles) * kParts + part;
+    const i32 first = t * kRows + part * kPartRows;
+    run.token += first;
+    run.rows = length - first;
+    return run;
   }
-  /// The columns [64 half, 64 half + 64) of a part of dq_sum, as accumulators lie: [8 columns][lane][4].
-  JALI_DEVICE float* piece(const RowTile& at, i32 part, i32 half) const {
-    return a.dq_sum + i64{at.number} * (kRows * kD) +
+  /// 64 columns of part n of a run, of dq_sum, as accumulators lie: [8 columns][lane][4].
+  JALI_DEVICE float* piece(const Run& run, i32 n, i32 half) const {
+    const i32 place = ptx::opaque(run.place) + n, part = place % kParts;
+    return a.dq_sum + i64{place / kParts} * (kRows * kD) +
            (part / 4 * kHalves * 4 + half * 4 + part % 4) * kPieceFloats;
   }
-  JALI_DEVICE static const u16* row_at(const void* of, const cuda::Strides& strides,
-                                       const RowTile& at, i32 row) {
-    return static_cast<const u16*>(of) + cuda::offset(strides, at.b, at.h, i64{at.token} + row);
+  JALI_DEVICE static u16* row_at(const void* of, const cuda::Strides& strides, const Run& run,
+                                 i32 row) {
+    return static_cast<u16*>(const_cast<void*>(of)) +
+           cuda::offset(strides, run.b, run.h, i64{run.token} + row);
   }
 
-  /// load(unit, shared, barrier) begins to fill a stage; use(unit, stage) follows, unit by unit.
-  template <i32 kCount, class Load, class Use>
-  JALI_DEVICE void stream(Load load, Use use) {
-    if constexpr (kStages == 0) {
+  // Stages: load(unit, shared, barrier) begins to fill one; use(unit, shared) follows, unit by unit.
+  template <class Load>
+  JALI_DEVICE void begin_unit(Load load, i32 unit) {
+    const u32 stage = (units + unit) % max_of(kStages, 1);
+    if (this_lane() == 0) load(unit, stages + stage * kStageBytes, barriers + 8 * stage);
+  }
+  template <class Load>
+  JALI_DEVICE void begin_units(Load load, i32 count) {
 #pragma unroll 1
-      for (i32 unit = 0; unit < kCount; ++unit) use(unit, 0);
-    } else {
-      auto begin = [&](i32 unit) {
-        const u32 stage = (units + unit) % kStages;
-        load(unit, stages + stage * kStageBytes, barriers + 8 * stage);
-      };
+    for (i32 unit = 0; unit < min_of(kStages, count); ++unit) begin_unit(load, unit);
+  }
+  template <class Load, class Use>
+  JALI_DEVICE void use_units(Load load, i32 count, Use use) {
 #pragma unroll 1
-      for (i32 unit = 0; unit < min_of(kStages, kCount); ++unit) begin(unit);
-#pragma unroll 1
-      for (i32 unit = 0; unit < kCount; ++unit) {
+    for (i32 unit = 0; unit < count; ++unit) {
+      if constexpr (kStages == 0) {
+        use(unit, 0);
+      } else {
         const u32 n = units + unit, stage = n % kStages;
         ptx::barrier_wait(barriers + 8 * stage, n / kStages & 1);
         use(unit, stages + stage * kStageBytes);
         __syncwarp();
-        if (unit + kStages < kCount) begin(unit + kStages);
+        if (unit + kStages < count) begin_unit(load, unit + kStages);
       }
-      units += kCount;
     }
+    units += count;
   }
   /// Four words of shared memory, or of global memory where there are no stages. PERF: without a branch,
   /// so that others are under way, too.
@@ -126,126 +144,154 @@ struct BackwardRows {
   /// The sink of a row weighs exp(sink - LSE) and has no value: its gradient is that times -delta.
   /// A number added to all scores of a row has the sum of theirs, sum(P (dP - delta)). Together with
   /// the sink's that is dlse (more of all alike changes LSE alone): exp(sink - LSE) · delta + dlse.
-  JALI_DEVICE void prepare(const RowTile& at) {
+  JALI_DEVICE void prepare(i32 n) {
+    const Run run = run_of(n, n < a.first_parts ? 1 : kParts);
     float sink_sum = 0;
-    if (at.rows > 0) {
-      write_lse(at);
-      float low[4], high[4];  // out times rows 0 to 7, and 8 to 15, of dout
-      stream<kParts * kHalvesV>(
-          [&](i32 unit, u32 shared, u32 barrier) {
-            if (this_lane() != 0) return;
-            const i32 column = unit % kHalvesV * 64, token = at.token + unit / kHalvesV * 16;
-            const i32 b = a.seq.varlen() ? 0 : at.b;
-            ptx::barrier_expect(barrier, 2 * kBoxBytes);
-            ptx::load_box(shared, out, barrier, column, token, at.h, b);
-            ptx::load_box(shared + kBoxBytes, dout, barrier, column, token, at.h, b);
-          },
-          [&](i32 unit, u32 stage) {
-            const i32 part = unit / kHalvesV, half = unit % kHalvesV;
-            if (half == 0) {
+    if (run.part() * kPartRows + run.rows > 0) {  // all of a row tile is read, if any
+      const i32 count = run.parts * kHalvesV;
+      auto load = [&](i32 unit, u32 shared, u32 barrier) {
+        const i32 column = unit % kHalvesV * 64, token = run.token + unit / kHalvesV * kPartRows;
+        const i32 b = a.seq.varlen() ? 0 : run.b;
+        ptx::barrier_expect(barrier, 2 * kBoxBytes);
+        ptx::load_box(shared, out, barrier, column, token, run.h, b);
+        ptx::load_box(shared + kBoxBytes, dout, barrier, column, token, run.h, b);
+      };
+      begin_units(load, count);
+      write_lse(run);
+#pragma unroll 1
+      for (i32 n = 0; n < run.parts; ++n) {
 #pragma unroll
-              for (i32 n = 0; n < 4; ++n) low[n] = high[n] = 0;
-            }
-            multiply(at, part, half, stage, low, high);
-            if (half == kHalvesV - 1) write_delta(at, part, diagonal(low, high), sink_sum);
-          });
-      float4* const sum = reinterpret_cast<float4*>(piece(at, 0, 0)) + this_lane();
-#pragma unroll 8
-      for (i32 n = 0; n < kRows * kD / 128; ++n) sum[32 * n] = make_float4(0, 0, 0, 0);
+        for (i32 half = 0; half < kHalves; ++half) {
+          float4* const sum = reinterpret_cast<float4*>(piece(run, n, half)) + this_lane();
+#pragma unroll
+          for (i32 x = 0; x < kPieceFloats / 128; ++x) sum[32 * x] = make_float4(0, 0, 0, 0);
+        }
+      }
+      float low = 0, high = 0;
+      use_units(load, count, [&](i32 unit, u32 stage) {
+        const i32 part = unit / kHalvesV, half = unit % kHalvesV;
+        multiply(run, part, half, stage, low, high);
+        if (half == kHalvesV - 1) {
+          write_delta(run, part, diagonal(low, high), sink_sum);
+          low = high = 0;
+        }
+      });
     }
     if (kSinks && a.sink_sums) {
 #pragma unroll
       for (i32 lanes = 16; lanes > 0; lanes /= 2) sink_sum += ptx::shuffle_xor(sink_sum, lanes);
-      if (this_lane() == 0) a.sink_sums[at.number] = sink_sum;
+      // A sum for each part; those of a run in its first.
+      const i32 lane = this_lane();
+      float* const to = a.sink_sums + run.place;
+      if (lane < run.parts) to[lane] = lane == 0 ? sink_sum : 0;
     }
     __syncwarp();
-    ptx::release_if(a.prepared + at.section, this_lane() == 0);
+    ptx::release_if(a.prepared + section_of(n), run.parts, this_lane() == 0);
   }
-  /// Adds products of 64 columns of 16 rows of out and dout; what counts of them is the diagonal. Which
-  /// columns a lane multiplies first does not matter as long as they are the same of both.
-  JALI_DEVICE void multiply(const RowTile& at, i32 part, i32 half, u32 stage, float (&low)[4],
-                            float (&high)[4]) const {
+  /// Adds the products of 64 columns of 16 rows of out and dout that this lane has of the diagonal, of rows
+  /// 0 to 7 and 8 to 15. Which columns a lane multiplies first does not matter as long as they are the same
+  /// of both.
+  ///
+  /// PERF: of two words in a row the mma takes the second for rows 8 to 15: as they are loaded, without a
+  /// move, words 2 n count in the upper half of the product, 2 n + 1 in the lower half of another.
+  JALI_DEVICE void multiply(const Run& run, i32 part, i32 half, u32 stage, float& low,
+                            float& high) const {
     const i32 lane = this_lane(), line = lane / 4;
     // The swizzle; PERF: odd rows begin with the other 32 columns, so that banks do not collide.
     const u32 from = stage + line * 128 + ((lane & 3) << 4 ^ line << 4 ^ (line & 1) << 6);
-    constexpr i32 kTogether = kLoads / 2;
-#pragma unroll 1
-    for (i32 begin = 0; begin < 4; begin += kTogether) {
-      u32 o[kTogether][4], g[kTogether][4];
+    constexpr i32 kTogether = kLoads / 4;  // times 8 rows
+#pragma unroll
+    for (i32 begin = 0; begin < 2; begin += kTogether) {
+      u32 o[kTogether][2][4], g[kTogether][2][4];
 #pragma unroll
       for (i32 x = 0; x < kTogether; ++x) {
-        const i32 n = begin + x, eight = n % 2 * 8;
+        const i32 eight = (begin + x) * 8;
         // Behind the end others are read: of rows, whose delta is not looked at, or of columns, which
         // count as 0.
-        const i32 row = min_of(16 * part + line + eight, at.rows - 1);
-        const i32 column = 64 * half + (n / 2 ^ line & 1) * 32 + lane % 4 * 8;
-        const i32 inside = column < a.Dv ? column : 0;
-        const u32 shared = (from ^ n / 2 * 64) + eight * 128;
-        read(shared, row_at(a.out, a.out_strides, at, row) + inside, o[x]);
-        read(shared + kBoxBytes, row_at(a.dout, a.dout_strides, at, row) + inside, g[x]);
-        if (kStages == 0 && column >= a.Dv) o[x][0] = o[x][1] = o[x][2] = o[x][3] = 0;
-        if (kStages == 0 && column >= a.Dv) g[x][0] = g[x][1] = g[x][2] = g[x][3] = 0;
+        const u16 *from_out = nullptr, *from_dout = nullptr;
+        if constexpr (kStages == 0) {
+          const i32 row = min_of(kPartRows * part + line + eight, run.rows - 1);
+          from_out = row_at(a.out, a.out_strides, run, row);
+          from_dout = row_at(a.dout, a.dout_strides, run, row);
+        }
+#pragma unroll
+        for (i32 n = 0; n < 2; ++n) {
+          const i32 column = 64 * half + (n ^ line & 1) * 32 + lane % 4 * 8;
+          const i32 inside = column < a.Dv ? column : 0;
+          const u32 shared = (from ^ n * 64) + eight * 128;
+          read(shared, from_out + inside, o[x][n]);
+          read(shared + kBoxBytes, from_dout + inside, g[x][n]);
+          if (kStages == 0 && column >= a.Dv) {
+#pragma unroll
+            for (i32 w = 0; w < 4; ++w) o[x][n][w] = g[x][n][w] = 0;
+          }
+        }
       }
 #pragma unroll
       for (i32 x = 0; x < kTogether; ++x) {
-        float (&d)[4] = x % 2 ? high : low;
+        float even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
 #pragma unroll
-        for (i32 w = 0; w < 4; w += 2) {  // the other 8 rows of the product are not looked at
-          ptx::mma<T>(d, {o[x][w], o[x][w], o[x][w + 1], o[x][w + 1]}, {g[x][w], g[x][w + 1]});
+        for (i32 n = 0; n < 2; ++n) {
+#pragma unroll
+          for (i32 w = 0; w < 4; w += 2) {
+            ptx::mma_k8<T>(even, {o[x][n][w], o[x][n][w + 1]}, g[x][n][w]);
+            ptx::mma_k8<T>(odd, {o[x][n][w], o[x][n][w + 1]}, g[x][n][w + 1]);
+          }
         }
+        (begin + x ? high : low) += line & 1 ? even[1] + odd[3] : even[0] + odd[2];
       }
     }
   }
   /// Element (n, n) for lane n < 16: it is in lane 4 m + m / 2, m = n % 8.
-  JALI_DEVICE static float diagonal(const float (&low)[4], const float (&high)[4]) {
+  JALI_DEVICE static float diagonal(float low, float high) {
     const i32 lane = this_lane(), from = (lane & 7) * 4 + (lane & 7) / 2;
-    const bool odd = lane >> 2 & 1;
-    const float first = __shfl_sync(0xffffffffu, odd ? low[1] : low[0], from);
-    const float second = __shfl_sync(0xffffffffu, odd ? high[1] : high[0], from);
-    return lane & 8 ? second : first;
+    low = __shfl_sync(0xffffffffu, low, from);
+    high = __shfl_sync(0xffffffffu, high, from);
+    return lane & 8 ? high : low;
   }
-  JALI_DEVICE float lse_of(const RowTile& at, i32 row) const {
-    return a.lse[cuda::offset(a.lse_strides, at.b, at.h, i64{at.token} + row)];
-  }
-  JALI_DEVICE void write_lse(const RowTile& at) const {
-#pragma unroll
-    for (i32 n = 0; n < kRows / 32; ++n) {
-      const i32 row = 32 * n + this_lane();
-      float lse = row < at.rows ? lse_of(at, row) : ptx::infinity();
+  JALI_DEVICE void write_lse(const Run& run) const {
+#pragma unroll 1
+    for (i32 row = this_lane(); row < run.parts * kPartRows; row += 32) {
+      float lse = ptx::infinity();
+      const i64 token = i64{run.token} + row;
+      if (row < run.rows) lse = a.lse[cuda::offset(a.lse_strides, run.b, run.h, token)];
       if (lse == -ptx::infinity()) lse = ptx::infinity();  // weighs nothing
-      write_statistic(a.neg_lse, at, row, lse * a.lse_factor);
+      write_statistic(a.neg_lse, run, row, lse * a.lse_factor);
     }
   }
   /// Of 16 rows, by lanes 0 to 15; delta: sum(dout · out), 0 where a row sees nothing.
-  JALI_DEVICE void write_delta(const RowTile& at, i32 part, float delta, float& sink_sum) const {
-    const i32 lane = this_lane(), row = 16 * part + lane;
-    if (lane >= 16) return;
-    if (row >= at.rows) delta = 0;
-    if (row < at.rows && (kSinks || kRowBias || a.dlse)) {
-      const i64 token = i64{at.token} + row;
-      const float lse = lse_of(at, row);
+  JALI_DEVICE void write_delta(const Run& run, i32 part, float delta, float& sink_sum) const {
+    const i32 lane = this_lane(), row = kPartRows * part + lane;
+    if (lane >= kPartRows) return;
+    if (row >= run.rows) delta = 0;
+    if (row < run.rows && (kSinks || kRowBias || a.dlse)) {
+      const i64 token = i64{run.token} + row;
+      // PERF: places are found here; ahead of the loop they would spill.
+      const i32 b = ptx::opaque(run.b), h = ptx::opaque(run.h);
+      const float lse = a.lse[cuda::offset(a.lse_strides, b, h, token)];
       const bool sees = lse != -ptx::infinity();
-      const float dlse = a.dlse ? a.dlse[cuda::offset(a.dlse_strides, at.b, at.h, token)] : 0.0f;
+      const float dlse = a.dlse ? a.dlse[cuda::offset(a.dlse_strides, b, h, token)] : 0.0f;
       delta = sees ? delta - dlse : 0;
       float sink = 0;  // its share of what the row sees, times delta
       if constexpr (kSinks) {
-        if (sees) sink = ptx::exp2_fast((a.scores.sinks[at.h] - lse) * cuda::kLog2E) * delta;
+        if (sees) sink = ptx::exp2_fast((a.scores.sinks[run.h] - lse) * cuda::kLog2E) * delta;
         sink_sum -= sink;
       }
       if constexpr (kRowBias) {
-        const i64 first = a.seq.varlen() ? 0 : i64{at.b} * a.seq.Lq;
-        *a.row_sums.at(at.h, first + token) = sees ? sink + dlse : 0;
+        const i64 first = a.seq.varlen() ? 0 : i64{run.b} * a.seq.Lq;
+        *a.row_sums.at(run.h, first + token) = sees ? sink + dlse : 0;
       }
     }
-    write_statistic(a.neg_delta, at, row, -delta);
+    write_statistic(a.neg_delta, run, row, -delta);
   }
   /// kMatrices: infinities become very large, since zeros multiply them, too.
-  JALI_DEVICE static void write_statistic(float* to, const RowTile& at, i32 row, float value) {
+  JALI_DEVICE static void write_statistic(float* to, const Run& run, i32 row, float value) {
     if constexpr (!kMatrices) {
-      to[i64{at.number} * kRows + row] = value;
+      to[i64{ptx::opaque(run.place)} * kPartRows + row] = value;
     } else {
+      row += run.part() * kPartRows;
       constexpr float kMost = 3e38f;
-      const i64 place = i64{at.number} * (kRows / 64) + row / 64;
+      const i64 place = i64{run.tile()} * (kRows / 64) + row / 64;
       u16* const matrix = reinterpret_cast<u16*>(to) + place * (cuda::kStatisticBytes / 2);
       const i32 column = row % 64;
       if (fabsf(value) > kMost) value = value > 0 ? kMost : -kMost;
@@ -258,50 +304,57 @@ struct BackwardRows {
     }
   }
 
-  /// dq = scale · dq_sum.
-  JALI_DEVICE void finish(const RowTile& at) {
-    if (at.rows <= 0) return;
-    stream<kParts * kHalves>(
-        [&](i32 unit, u32 shared, u32 barrier) {
-          if (this_lane() != 0) return;
-          ptx::barrier_expect(barrier, kStageBytes);
-          ptx::load_bulk(shared, piece(at, unit / kHalves, unit % kHalves), kStageBytes, barrier);
-        },
-        [&](i32 unit, u32 stage) { round(at, unit / kHalves, unit % kHalves, stage); });
-  }
-  /// 64 columns of 16 rows, two blocks of 8 columns at a time. The lanes of a pair exchange, so that
-  /// each has four columns of one of the blocks.
-  JALI_DEVICE void round(const RowTile& at, i32 part, i32 half, u32 stage) const {
-    const i32 lane = this_lane(), odd = lane & 1;
-    const i32 column = 64 * half + odd * 8 + (lane & 2) * 2;
-    const float* const global = piece(at, part, half) + lane * 4;
-    u16* const to = const_cast<u16*>(row_at(a.dq, a.dq_strides, at, 16 * part + lane / 4)) + column;
-#pragma unroll 1
-    for (i32 begin = 0; begin < 8; begin += kLoads) {
-      u32 x[kLoads][4];
+  /// dq = scale · dq_sum. Returns what comes after the parts.
+  ///
+  /// A unit is 64 columns of 16 rows, two blocks of 8 columns at a time. The lanes of a pair exchange, so
+  /// that each has four columns of one of the blocks.
+  JALI_DEVICE i32 finish(i32 n) {
+    const Run run = run_of(n, n < before_last() ? kParts : 1);
+    if (run.rows <= 0) return n + run.parts;
+    const i32 count = run.parts * kHalves;
+    auto load = [&](i32 unit, u32 shared, u32 barrier) {
+      ptx::barrier_expect(barrier, kStageBytes);
+      ptx::load_bulk(shared, piece(run, unit / kHalves, unit % kHalves), kStageBytes, barrier);
+    };
+    begin_units(load, count);
+    const i32 lane = this_lane(), odd = lane & 1, column = odd * 8 + (lane & 2) * 2;
+    u16* to = row_at(a.dq, a.dq_strides, run, lane / 4) + column;
+    const i64 eight = 8 * a.dq_strides.l;
+    i32 rows = run.rows - lane / 4, columns = a.D - column;  // to the ends, from `to` on
+    use_units(load, count, [&](i32 unit, u32 stage) {
+      const float* global = nullptr;
+      if (kStages == 0) global = piece(run, unit / kHalves, unit % kHalves) + lane * 4;
 #pragma unroll
-      for (i32 n = 0; n < kLoads; ++n) {
-        read(stage + (begin + n) * 512 + lane * 16, global + (begin + n) * 128, x[n]);
-      }
+      for (i32 begin = 0; begin < 8; begin += kLoads) {
+        u32 x[kLoads][4];
 #pragma unroll
-      for (i32 j = 0; j < kLoads; j += 2) {
+        for (i32 n = 0; n < kLoads; ++n) {
+          read(stage + (begin + n) * 512 + lane * 16, global + (begin + n) * 128, x[n]);
+        }
 #pragma unroll
-        for (i32 e = 0; e < 2; ++e) {
-          u32 w[2];
+        for (i32 j = 0; j < kLoads; j += 2) {
 #pragma unroll
-          for (i32 n = 0; n < 2; ++n) {
-            w[n] = T::pack(__uint_as_float(x[j + n][2 * e]) * a.scale,
-                           __uint_as_float(x[j + n][2 * e + 1]) * a.scale);
-          }
-          ptx::exchange(w[0], w[1], odd, 1);
-          const i32 at_column = 8 * (begin + j);
-          if (16 * part + lane / 4 + 8 * e < at.rows && column + at_column < a.D) {
-            *reinterpret_cast<uint2*>(to + 8 * e * a.dq_strides.l + at_column) =
-                make_uint2(w[0], w[1]);
+          for (i32 e = 0; e < 2; ++e) {
+            u32 w[2];
+#pragma unroll
+            for (i32 n = 0; n < 2; ++n) {
+              w[n] = T::pack(__uint_as_float(x[j + n][2 * e]) * a.scale,
+                             __uint_as_float(x[j + n][2 * e + 1]) * a.scale);
+            }
+            ptx::exchange(w[0], w[1], odd, 1);
+            const i32 at_column = 8 * (begin + j);
+            if (8 * e < rows && at_column < columns) {
+              *reinterpret_cast<uint2*>(to + e * eight + at_column) = make_uint2(w[0], w[1]);
+            }
           }
         }
       }
-    }
+      const bool last = unit % kHalves == kHalves - 1;
+      to += last ? 2 * eight - 64 * (kHalves - 1) : i64{64};
+      columns += last ? 64 * (kHalves - 1) : -64;
+      if (last) rows -= kPartRows;
+    });
+    return n + run.parts;
   }
 
   /// Whether all key tiles of a section have added to its sums, as this lane sees it.
@@ -310,64 +363,105 @@ struct BackwardRows {
     return ptx::is_at_least(a.added + section, a.key_order().in_section(section) * kEach) &&
            ptx::is_at_least(a.prepared + section, a.row_order().in_section(section));
   }
-  JALI_DEVICE static i32 take(i32* counter) {
+  /// PERF: opaque, as in run_of().
+  JALI_DEVICE i32 section_of(i32 n) const {
+    const cuda::WorkOrder order = a.row_order();
+    return n / ptx::opaque(order.section * order.per_head);
+  }
+  /// Takes parts from one of four counters.
+  JALI_DEVICE static i32 take(i32* counter, i32 parts) {
     i32 n = 0;
-    if (this_lane() == 0) n = atomicAdd(counter, 1);
+    if (this_lane() == 0) n = atomicAdd(counter, parts);
     return ptx::broadcast(n);
   }
+  JALI_DEVICE i32 take_first() const { return take(a.taken + 1, 1); }
+  JALI_DEVICE i32 take_to_prepare() const { return a.first_parts + take(a.taken + 2, kParts); }
+  JALI_DEVICE i32 take_to_finish() const { return take(a.taken + 3, kParts); }
+  JALI_DEVICE i32 before_last() const { return a.row_order().total() - a.last_parts; }
+  JALI_DEVICE i32 take_last() const { return before_last() + take(a.taken + 4, 1); }
+  JALI_DEVICE static i32 seen(const i32* counter) { return ptx::broadcast(ptx::glance(counter)); }
 
   /// A warp's work beside that of others: prepares what is wanted, and rounds what is complete. wanted:
   /// the last section to prepare, as the loader goes on; kAll when it is done.
   static constexpr i32 kAll = 0x7fffffff;
   JALI_DEVICE void work(const volatile i32& wanted) {
     const cuda::WorkOrder order = a.row_order();
-    const i32 total = order.total();
-    i32 taken = -1, known = -1;  // known: a section that is complete
-    i32 own = take(a.taken + 2);
+    const i32 total = order.total(), span = order.section * order.per_head;
+    // What is to be prepared next, and finished (if it was taken, ~own), as it was seen last; what is
+    // before complete_to is complete, from `own` on.
+    i32 next = 0, own = 0, complete_to = 0;
 #pragma unroll 1
-    while (own < total || taken + 1 < total) {
-      const i32 last = ptx::broadcast(wanted);
-      // Looked at before one is taken: who holds one that is not wanted yet would keep others waiting.
-      if (taken < total && order.section_of(taken + 1) >= last) {
-        taken = ptx::broadcast(ptx::glance(a.taken + 1)) - 1;
+    while (next < total || own < total) {
+      i32 n = total;
+      if (next < a.first_parts) {
+        n = next = take_first();
+        if (n >= a.first_parts) continue;
+      } else if (next < total) {
+        const i32 last = ptx::broadcast(wanted), begun = last < order.heads ? last * span : total;
+        // Looked at before one is taken: who holds one that is not wanted yet would keep others waiting.
+        if (next >= begun) next = a.first_parts + seen(a.taken + 2);
+        if (next < begun + span) n = next = take_to_prepare();
       }
-      if (taken + 1 < total && order.section_of(taken + 1) <= last) {
-        taken = take(a.taken + 1);
-        if (taken < total) prepare(row_tile(taken));
+      if (n < total) {
+        prepare(n);
         continue;
       }
-      if (own < total) {
-        const i32 at = order.section_of(own);
-        if (at == known || __all_sync(0xffffffffu, complete(at))) {
-          known = at;
-          finish(row_tile(own));
-          own = take(a.taken + 2);
-          continue;
-        }
+      if (own >= complete_to && own < total) {
+        own = seen(a.taken + 3);
+        if (own >= before_last()) own = before_last() + seen(a.taken + 4);
       }
-      __nanosleep(1000);
+      n = own < 0 ? ~own : own;
+      if (n < total && n >= complete_to) {
+        const i32 section = section_of(n);
+        if (__all_sync(0xffffffffu, complete(section))) complete_to = (section + 1) * span;
+      }
+      if (n >= min_of(complete_to, total)) {
+        if (n < total) __nanosleep(1000);
+        continue;
+      }
+      const bool single = n >= before_last();
+      if (own < 0) {
+        own = finish(n);
+      } else {
+        own = single ? take_last() : take_to_finish();
+        if (own < (single ? total : before_last())) own = ~own;
+      }
     }
   }
   /// For warps that have nothing else to do at the beginning: prepares what the first key tiles of all
-  /// blocks need.
+  /// blocks need; more than the first parts where long lines come first.
   JALI_DEVICE void begin() {
-    const cuda::WorkOrder order = a.row_order();
-    if (a.key_order().total() == 0) return;
-    const i32 last = a.key_order().reach(gridDim.x - 1);
-    const i32 count = min_of(order.total(), (last + 1) * order.section * order.per_head);
+    const cuda::WorkOrder order = a.row_order(), keys = a.key_order();
+    i32 wanted = 0;
+    if (keys.total() > 0) {
+      wanted =
+          min_of((keys.reach(gridDim.x - 1) + 1) * order.section * order.per_head, order.total());
+    }
+    bool first = true;
 #pragma unroll 1
-    while (ptx::broadcast(ptx::glance(a.taken + 1)) < count) {
-      const i32 n = take(a.taken + 1);
-      if (n < order.total()) prepare(row_tile(n));
+    while (first || a.first_parts + seen(a.taken + 2) < wanted) {
+      const i32 n = first ? take_first() : take_to_prepare();
+      if (first && n >= a.first_parts) {
+        first = false;
+      } else if (n < order.total()) {
+        prepare(n);
+      }
     }
   }
   /// And at the end: rounds.
   JALI_DEVICE void end() {
     const cuda::WorkOrder order = a.row_order();
+    bool single = false;
 #pragma unroll 1
-    for (i32 n = take(a.taken + 2); n < order.total(); n = take(a.taken + 2)) {
-      while (!__all_sync(0xffffffffu, complete(order.section_of(n)))) __nanosleep(200);
-      finish(row_tile(n));
+    while (true) {
+      const i32 n = single ? take_last() : take_to_finish();
+      if (n >= (single ? order.total() : before_last())) {
+        if (single) break;
+        single = true;
+        continue;
+      }
+      while (!__all_sync(0xffffffffu, complete(section_of(n)))) __nanosleep(200);
+      finish(n);
     }
   }
 };
