@@ -99,10 +99,8 @@ using Kernel = )" + instance +
 extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
     backward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
              const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o,
-             const __grid_constant__ ptx::TensorMap row_out,
-             const __grid_constant__ ptx::TensorMap row_dout,
              const __grid_constant__ BackwardArgs a, const __grid_constant__ M mask) {
-  Kernel::run(q, k, v, o, row_out, row_dout, a, mask);
+  Kernel::run(q, k, v, o, a, mask);
 }
 )" + sums + "}  // namespace jali::cuda\n";
           }};
@@ -123,16 +121,14 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   const TensorMap k = tensor_map("k", p.k, p.D, keys, p.Hkv, batches, tile.keys);
   const TensorMap v = tensor_map("v", p.v, p.Dv, keys, p.Hkv, batches, tile.keys);
   const TensorMap o = tensor_map("dout", dout, p.Dv, rows, p.Hq, batches, tile.rows);
-  const TensorMap row_out = tensor_map("out", out, p.Dv, rows, p.Hq, batches, kBackwardRowBox);
-  const TensorMap row_dout = tensor_map("dout", dout, p.Dv, rows, p.Hq, batches, kBackwardRowBox);
 
   BackwardArgs a;
   a.seq = call.sequences();
   a.D = p.D;
   a.Dv = p.Dv;
   a.row_tiles = tiles(p, p.Tq, p.Lq, tile.rows, p.B);
-  a.row_tiles_of_sequence = a.row_tiles / batches;
-  a.row_parts = tile.rows / kBackwardRowBox;
+  a.row_tiles_of_sequence = a.row_tiles / max_of(batches, 1);
+  a.row_parts = a.row_tiles_of_sequence * a.seq.group * (tile.rows / kBackwardPartRows);
   a.key_tiles = tiles(p, p.Tk, p.Lk, tile.keys, 1);
   a.heads = batches * p.Hkv;
   a.section = section(p, rows, a.heads, call.device().num_sms);
@@ -188,8 +184,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   if (blocks > 0) {
     call.clear(a.taken, words * static_cast<i64>(sizeof(i32)));
     if (p.deterministic) call.clear(a.turns, row_tiles * static_cast<i64>(sizeof(i32)));
-    call.launch(main, blocks, tile.threads, tile.shared_bytes,
-                {&q, &k, &v, &o, &row_out, &row_dout, &a, mask});
+    call.launch(main, blocks, tile.threads, tile.shared_bytes, {&q, &k, &v, &o, &a, mask});
   }
   sums.finish(module);
 }

@@ -96,7 +96,7 @@ BiasGradientSums::BiasGradientSums(Call& call, const BackwardViews& grads, Backw
     a.row_sums.tokens = p_.varlen ? p_.Tq : i64{p_.B} * p_.Lq;
     a.row_sums.data = floats(p_.Hq * a.row_sums.tokens);
   }
-  if (grads.dsinks.given()) a.sink_sums = floats(i64{p_.Hq} * a.row_tiles * a.row_parts);
+  if (grads.dsinks.given()) a.sink_sums = floats(a.row_order().total());
 }
 
 void BiasGradientSums::begin(const KernelText& module) const {
@@ -148,9 +148,9 @@ void BiasGradientSums::finish(const KernelText& module) const {
     sum(module, g);
   }
   if (grads_.dsinks.given()) {
-    TokenGradient g =
-        token_gradient({a_.sink_sums, i64{a_.row_tiles} * a_.row_parts, 1}, grads_.dsinks, 1, 1);
-    g.length = a_.row_tiles * a_.row_parts;
+    const i32 parts = a_.row_order().total() / p_.Hq;
+    TokenGradient g = token_gradient({a_.sink_sums, parts, 1}, grads_.dsinks, 1, 1);
+    g.length = parts;
     g.all_tokens = true;
     sum(module, g);
   }

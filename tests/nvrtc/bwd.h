@@ -18,10 +18,8 @@ using Streaming = And<leaf::Causal, Or<leaf::Window, leaf::Prefix>>;
   extern "C" __global__ void __launch_bounds__(384, 1)                                         \
       name(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k, \
            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o, \
-           const __grid_constant__ ptx::TensorMap row_out,                                     \
-           const __grid_constant__ ptx::TensorMap row_dout,                                    \
            const __grid_constant__ BackwardArgs a, const __grid_constant__ M mask) {           \
-    Kernel_##name::run(q, k, v, o, row_out, row_dout, a, mask);                                \
+    Kernel_##name::run(q, k, v, o, a, mask);                                                   \
   }
 #define BACKWARD(Kernel, name, T, D, Dv, M, ordered)       \
   using Kernel_##name = Kernel<ptx::T, D, Dv, M, ordered>; \

@@ -41,14 +41,13 @@ constexpr i32 kBackwardBarrierBytes = 256, kBackwardNotesBytes = kBackwardBarrie
 /// ahead.
 template <i32 kKeys>
 constexpr i32 kBackwardCellSlots = kKeys == 128 ? 4 : 2;
-/// Row tiles are prepared and rounded in parts of so many rows; out and dout in boxes of {64, 16, 1, 1}.
-constexpr i32 kBackwardRowBox = 16;
+/// Row tiles are prepared and rounded in parts of so many rows.
+constexpr i32 kBackwardPartRows = 16;
 /// 64 columns of that many of out and dout, or of dq_sum.
 constexpr i32 kBackwardRowBytes = 4096;
-/// How many of those a kernel uses that needs `bytes` besides: a power of two for each of two warps.
+/// How many of those a kernel has room for that needs `bytes` besides.
 JALI_HD constexpr i32 backward_row_stages(i32 bytes) {
-  const i32 fit = (kMostSharedBytes - bytes) / kBackwardRowBytes;
-  return fit >= 4 ? 4 : fit >= 2 ? 2 : 0;
+  return min_of((kMostSharedBytes - bytes) / kBackwardRowBytes, 6);
 }
 
 /// Of a statistic of 64 rows as a matrix: three lines of 64 numbers in bf16, in shared memory eight.
@@ -109,7 +108,7 @@ struct BackwardArgs {
   i32 D = 0, Dv = 0;  // as in memory: the kernel's own may be larger
   i32 row_tiles = 0;  // of one query head: B · ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
   i32 row_tiles_of_sequence = 0;  // of those; varlen: all
-  i32 row_parts = 0;              // of a row tile: rows / kBackwardRowBox
+  i32 row_parts = 0;              // of the row tiles of a head of `heads`, kBackwardPartRows each
   i32 key_tiles = 0;  // of one head of `heads`: ceil(Lk / keys); varlen: num_slots(Tk, B, keys)
   i32 heads = 0;      // B · Hkv; varlen: Hkv
   i32 section = 1;    // heads whose q and dout stay in L2 together
@@ -135,15 +134,13 @@ struct BackwardArgs {
   ScoreArgs scores;
   CellTable dbias;               // BiasGradients::cells
   TokenSums key_sums, row_sums;  // ::keys, ::rows; head_div of row_sums is 1
-  float* sink_sums = nullptr;    // [Hq][row_tiles · row_parts]; may be null
+  float* sink_sums = nullptr;    // [Hq][parts of row_tiles]; may be null
 
   JALI_HD WorkOrder key_order() const {
     return {heads, section, key_tiles, false, key_map.long_lines, key_map.by_length, last};
   }
   /// Of parts of row tiles; in a section head by head.
-  JALI_HD WorkOrder row_order() const {
-    return {heads, section, row_tiles_of_sequence * seq.group * row_parts};
-  }
+  JALI_HD WorkOrder row_order() const { return {heads, section, row_parts}; }
 };
 
 }  // namespace jali::cuda

@@ -1,4 +1,5 @@
-// The bulk copy engine (TMA): boxes of a tensor between global and shared memory.
+// Copies from global to shared memory: boxes of a tensor by the bulk copy engine (TMA), 16 bytes by a
+// thread.
 #pragma once
 
 #include "cuda/ptx/barrier.h"
@@ -32,6 +33,22 @@ JALI_DEVICE void load_box(u32 shared, const TensorMap& map, u32 barrier, i32 c0,
       "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
       "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
+}
+
+// Copies of 16 bytes by each thread, past the L1 cache; they do not queue at the engine.
+
+/// Begins one, or clears the 16 bytes of shared memory unless `condition`.
+JALI_DEVICE void copy_or_clear(u32 shared, const void* global, bool condition) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(condition ? 16 : 0)
+               : "memory");
+}
+/// Makes a group of those that this thread began since the last one.
+JALI_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Until all but the newest `kGroups` groups of this thread are there.
+template <i32 kGroups>
+JALI_DEVICE void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 }  // namespace jali::ptx

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/kernel/backward.h"
-#include "cuda/ptx/bulk.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/matrix.h"
@@ -21,8 +20,8 @@ template <class T, i32 kRows, i32 kD, i32 kDv, bool kMatrices, bool kSinks, bool
           i32 kStages, i32 kLoads>
 struct BackwardRows {
   using Args = cuda::BackwardArgs;
-  static constexpr i32 kPartRows = cuda::kBackwardRowBox,
-                       kParts = kRows / kPartRows;  // of a row tile
+  static constexpr i32 kPartRows = cuda::kBackwardPartRows;
+  static constexpr i32 kParts = kRows / kPartRows;  // of a row tile
   static_assert(kPartRows == 16);
   static constexpr i32 kHalves = kD / 64, kHalvesV = kDv / 64;
   // A unit is 64 columns of a part.
@@ -30,22 +29,19 @@ struct BackwardRows {
   static constexpr i32 kBoxBytes = 2048;     // of out or dout
   static constexpr i32 kStageBytes = cuda::kBackwardRowBytes;
   static_assert(kStageBytes == 4 * kPieceFloats && kStageBytes == 2 * kBoxBytes);
-  static_assert((kStages & (kStages - 1)) == 0 && kLoads % 4 == 0);
+  static_assert(kLoads % 4 == 0);
 
   /// Parts of 16 rows of one row tile, one after another.
   struct Run {
-    i32 b, h;  // sequence, query head
-    i32 token,
-        rows;  // their first; rows from there to the end of the sequence, may be less than one
+    i32 b, h;          // sequence, query head
+    i32 token, rows;   // the first one; how many there are from it to the end, may be less than one
     i32 place, parts;  // the first one among the parts of all heads; how many
     JALI_DEVICE i32 tile() const { return place / kParts; }
     JALI_DEVICE i32 part() const { return place % kParts; }
   };
 
   const Args& a;
-  const ptx::TensorMap &out, &dout;
-  u32 stages, barriers;  // shared memory; a barrier a stage
-  u32 units = 0;         // that went through this warp's stages
+  u32 stages = 0;  // shared memory
 
   // PERF: made anew wherever it is needed, since registers are few.
   JALI_DEVICE static i32 this_lane() { return ptx::lane_id(); }
@@ -97,32 +93,33 @@ struct BackwardRows {
            cuda::offset(strides, run.b, run.h, i64{run.token} + row);
   }
 
-  // Stages: load(unit, shared, barrier) begins to fill one; use(unit, shared) follows, unit by unit.
+  // Stages: load(unit, shared) begins to fill one; use(unit, shared) follows, unit by unit.
+  // PERF: each thread copies. By the bulk copy engine D64 took 10.8 for 10.2 ms, D128 about as long as this.
   template <class Load>
-  JALI_DEVICE void begin_unit(Load load, i32 unit) {
-    const u32 stage = (units + unit) % max_of(kStages, 1);
-    if (this_lane() == 0) load(unit, stages + stage * kStageBytes, barriers + 8 * stage);
-  }
-  template <class Load>
-  JALI_DEVICE void begin_units(Load load, i32 count) {
+  JALI_DEVICE void begin_units(Load load, i32 count) const {
 #pragma unroll 1
-    for (i32 unit = 0; unit < min_of(kStages, count); ++unit) begin_unit(load, unit);
+    for (i32 unit = 0; unit < kStages; ++unit) {
+      if (unit < count) load(unit, stages + unit * kStageBytes);
+      ptx::copy_commit();
+    }
   }
   template <class Load, class Use>
-  JALI_DEVICE void use_units(Load load, i32 count, Use use) {
+  JALI_DEVICE void use_units(Load load, i32 count, Use use) const {
+    u32 stage = stages;
 #pragma unroll 1
     for (i32 unit = 0; unit < count; ++unit) {
-      if constexpr (kStages == 0) {
-        use(unit, 0);
-      } else {
-        const u32 n = units + unit, stage = n % kStages;
-        ptx::barrier_wait(barriers + 8 * stage, n / kStages & 1);
-        use(unit, stages + stage * kStageBytes);
+      if constexpr (kStages > 0) {
+        ptx::copy_wait<max_of(kStages - 1, 0)>();
         __syncwarp();
-        if (unit + kStages < count) begin_unit(load, unit + kStages);
+      }
+      use(unit, stage);
+      if constexpr (kStages > 0) {
+        __syncwarp();
+        if (unit + kStages < count) load(unit + kStages, stage);
+        ptx::copy_commit();
+        stage = stage - stages < (kStages - 1) * kStageBytes ? stage + kStageBytes : stages;
       }
     }
-    units += count;
   }
   /// Four words of shared memory, or of global memory where there are no stages. PERF: without a branch,
   /// so that others are under way, too.
@@ -146,15 +143,21 @@ struct BackwardRows {
   /// the sink's that is dlse (more of all alike changes LSE alone): exp(sink - LSE) · delta + dlse.
   JALI_DEVICE void prepare(i32 n) {
     const Run run = run_of(n, n < a.first_parts ? 1 : kParts);
-    float sink_sum = 0;
     if (run.part() * kPartRows + run.rows > 0) {  // all of a row tile is read, if any
       const i32 count = run.parts * kHalvesV;
-      auto load = [&](i32 unit, u32 shared, u32 barrier) {
-        const i32 column = unit % kHalvesV * 64, token = run.token + unit / kHalvesV * kPartRows;
-        const i32 b = a.seq.varlen() ? 0 : run.b;
-        ptx::barrier_expect(barrier, 2 * kBoxBytes);
-        ptx::load_box(shared, out, barrier, column, token, run.h, b);
-        ptx::load_box(shared + kBoxBytes, dout, barrier, column, token, run.h, b);
+      auto load = [&](i32 unit, u32 shared) {
+        const i32 lane = this_lane(), column = unit % kHalvesV * 64 + lane % 8 * 8;
+        const i32 row = unit / kHalvesV * kPartRows + lane / 8;
+        const u16* from_out = row_at(a.out, a.out_strides, run, row) + column;
+        const u16* from_dout = row_at(a.dout, a.dout_strides, run, row) + column;
+        shared += lane * 16;
+#pragma unroll
+        for (i32 n = 0; n < kPartRows; n += 4) {
+          const bool inside = row + n < run.rows && column < a.Dv;
+          ptx::copy_or_clear(shared + n * 128, from_out + n * a.out_strides.l, inside);
+          ptx::copy_or_clear(shared + n * 128 + kBoxBytes, from_dout + n * a.dout_strides.l,
+                             inside);
+        }
       };
       begin_units(load, count);
       write_lse(run);
@@ -172,18 +175,13 @@ struct BackwardRows {
         const i32 part = unit / kHalvesV, half = unit % kHalvesV;
         multiply(run, part, half, stage, low, high);
         if (half == kHalvesV - 1) {
-          write_delta(run, part, diagonal(low, high), sink_sum);
+          const float sink = write_delta(run, part, diagonal(low, high));
+          if (kSinks && a.sink_sums) write_sink(run, part, sink);
           low = high = 0;
         }
       });
-    }
-    if (kSinks && a.sink_sums) {
-#pragma unroll
-      for (i32 lanes = 16; lanes > 0; lanes /= 2) sink_sum += ptx::shuffle_xor(sink_sum, lanes);
-      // A sum for each part; those of a run in its first.
-      const i32 lane = this_lane();
-      float* const to = a.sink_sums + run.place;
-      if (lane < run.parts) to[lane] = lane == 0 ? sink_sum : 0;
+    } else if (kSinks && a.sink_sums) {
+      for (i32 n = 0; n < run.parts; ++n) write_sink(run, n, 0);
     }
     __syncwarp();
     ptx::release_if(a.prepared + section_of(n), run.parts, this_lane() == 0);
@@ -197,8 +195,8 @@ struct BackwardRows {
   JALI_DEVICE void multiply(const Run& run, i32 part, i32 half, u32 stage, float& low,
                             float& high) const {
     const i32 lane = this_lane(), line = lane / 4;
-    // The swizzle; PERF: odd rows begin with the other 32 columns, so that banks do not collide.
-    const u32 from = stage + line * 128 + ((lane & 3) << 4 ^ line << 4 ^ (line & 1) << 6);
+    // PERF: odd rows begin with the other 32 columns, so that banks do not collide.
+    const u32 from = stage + line * 128 + ((lane & 3) << 4 ^ (line & 1) << 6);
     constexpr i32 kTogether = kLoads / 4;  // times 8 rows
 #pragma unroll
     for (i32 begin = 0; begin < 2; begin += kTogether) {
@@ -259,10 +257,18 @@ struct BackwardRows {
       write_statistic(a.neg_lse, run, row, lse * a.lse_factor);
     }
   }
-  /// Of 16 rows, by lanes 0 to 15; delta: sum(dout · out), 0 where a row sees nothing.
-  JALI_DEVICE void write_delta(const Run& run, i32 part, float delta, float& sink_sum) const {
+  /// The sum over the lanes of what a sink weighs in a part.
+  JALI_DEVICE void write_sink(const Run& run, i32 part, float sum) const {
+#pragma unroll
+    for (i32 lanes = 16; lanes > 0; lanes /= 2) sum += ptx::shuffle_xor(sum, lanes);
+    if (this_lane() == 0) a.sink_sums[run.place + part] = sum;
+  }
+  /// Of 16 rows, by lanes 0 to 15; delta: sum(dout · out), 0 where a row sees nothing. Returns this lane's
+  /// share of the sink's gradient.
+  JALI_DEVICE float write_delta(const Run& run, i32 part, float delta) const {
     const i32 lane = this_lane(), row = kPartRows * part + lane;
-    if (lane >= kPartRows) return;
+    float sink_share = 0;
+    if (lane >= kPartRows) return sink_share;
     if (row >= run.rows) delta = 0;
     if (row < run.rows && (kSinks || kRowBias || a.dlse)) {
       const i64 token = i64{run.token} + row;
@@ -275,7 +281,7 @@ struct BackwardRows {
       float sink = 0;  // its share of what the row sees, times delta
       if constexpr (kSinks) {
         if (sees) sink = ptx::exp2_fast((a.scores.sinks[run.h] - lse) * cuda::kLog2E) * delta;
-        sink_sum -= sink;
+        sink_share = -sink;
       }
       if constexpr (kRowBias) {
         const i64 first = a.seq.varlen() ? 0 : i64{run.b} * a.seq.Lq;
@@ -283,6 +289,7 @@ struct BackwardRows {
       }
     }
     write_statistic(a.neg_delta, run, row, -delta);
+    return sink_share;
   }
   /// kMatrices: infinities become very large, since zeros multiply them, too.
   JALI_DEVICE static void write_statistic(float* to, const Run& run, i32 row, float value) {
@@ -312,9 +319,13 @@ struct BackwardRows {
     const Run run = run_of(n, n < before_last() ? kParts : 1);
     if (run.rows <= 0) return n + run.parts;
     const i32 count = run.parts * kHalves;
-    auto load = [&](i32 unit, u32 shared, u32 barrier) {
-      ptx::barrier_expect(barrier, kStageBytes);
-      ptx::load_bulk(shared, piece(run, unit / kHalves, unit % kHalves), kStageBytes, barrier);
+    auto load = [&](i32 unit, u32 shared) {
+      const i32 lane = this_lane();
+      const float* const from = piece(run, unit / kHalves, unit % kHalves) + lane * 4;
+#pragma unroll
+      for (i32 n = 0; n < 8; ++n) {
+        ptx::copy_or_clear(shared + n * 512 + lane * 16, from + n * 128, true);
+      }
     };
     begin_units(load, count);
     const i32 lane = this_lane(), odd = lane & 1, column = odd * 8 + (lane & 2) * 2;

@@ -49,8 +49,9 @@ struct BackwardTiles {
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles, then kFinders that
   // look up cells, where consumers cannot tell them by key (PERF: nor beside turns: too few registers).
   static constexpr bool kFinds = kMapped && (!IsLightByKey<M> || kOrdered);
-  static constexpr i32 kFinders = kFinds ? 2 : 0;
-  static constexpr i32 kRowWarps = kFinds ? 1 : 2, kStagesEach = kRowStages / kRowWarps;
+  // PERF: tiles of 64 keys are looked up by one: 12 causal documents of 8K, D256 770, with two 720 us.
+  static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
+  static constexpr i32 kRowWarps = kFinders == 2 ? 1 : 2, kStagesEach = kRowStages / kRowWarps;
   static constexpr i32 kCellBytes = kRows * kKeys / 8;  // of a tile
   static constexpr i32 kCellSlots = cuda::kBackwardCellSlots<kKeys>;
   static_assert(kCellSlots == kStages || kCellSlots == kNoteSlots);
@@ -97,7 +98,7 @@ struct BackwardTiles {
     i32 first_units[1 + cuda::kMostLongLines];  // of the order of work
   };
   static_assert(kNotes + sizeof(Notes) + 8 <= kSharedBytes);
-  static_assert(8 * (26 + kRowStages) <= cuda::kBackwardBarrierBytes);
+  static_assert(8 * 26 <= cuda::kBackwardBarrierBytes);
 
   struct Shared {
     u32 base;
@@ -127,7 +128,6 @@ struct BackwardTiles {
     JALI_DEVICE u32 own(i32 n) const { return barrier(14 + n); }  // of the variant, n < 4
     JALI_DEVICE u32 cells_full(u32 n) const { return barrier(18 + n % kNoteSlots); }
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(22 + n % kNoteSlots); }
-    JALI_DEVICE u32 row_stages() const { return barrier(26); }
     /// Bits of a partial tile's cells, [key][kRows / 32].
     JALI_DEVICE u32 cells(u32 n) const { return base + kCells + n % kCellSlots * kCellBytes; }
   };
@@ -146,7 +146,6 @@ struct BackwardTiles {
       barrier_init(sm.o_full(n), 1);
       barrier_init(sm.rows_empty(n), kConsumerWarps);
     }
-    for (i32 n = 0; n < kRowStages; ++n) barrier_init(sm.row_stages() + 8 * n, 1);
   }
 
   /// Field by field.
@@ -207,8 +206,8 @@ struct BackwardTiles {
       if ((threadIdx.x & 31) == 0) notes->head = head;
       __syncwarp();
     }
-    /// Sends off a row tile, and, before its dO, the keys of the item that it opens; the note first,
-    /// since the consumers free the keys of the item before only when they have seen it.
+    /// Sends off a row tile, and the keys of the item that it opens; the note first, since the consumers
+    /// free the keys of the item before only when they have seen it.
     template <class AnyItem>
     JALI_DEVICE void send(AnyItem& item, const Note& note) {
       const u32 stage = steps % kStages, parity = steps / kStages & 1;
@@ -645,10 +644,8 @@ struct BackwardTiles {
   /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm).
   template <i32 kLoaderRegisters, i32 kConsumerRegisters, class Barriers, class Consume>
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
-                              const TensorMap& map_v, const TensorMap& map_o,
-                              const TensorMap& row_out, const TensorMap& row_dout,
-                              const BackwardArgs& a, const M& mask, Barriers own_barriers,
-                              Consume consume) {
+                              const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
+                              const M& mask, Barriers own_barriers, Consume consume) {
     extern __shared__ __align__(1024) char raw[];
     const Shared sm{shared_address(raw)};
     Notes* notes = reinterpret_cast<Notes*>(raw + kNotes);
@@ -669,15 +666,16 @@ struct BackwardTiles {
         produce(a, {a, sm, notes, map_q, map_k, map_v, map_o});
       } else if (warp <= kRowWarps) {
         const i32 first = (warp - 1) * kStagesEach;
-        Rows rows{a, row_out, row_dout, sm.base + kRowBuffers + first * cuda::kBackwardRowBytes,
-                  sm.row_stages() + 8 * first};
+        const u32 stages = sm.base + kRowBuffers + first * cuda::kBackwardRowBytes;
+        // PERF: opaque, or what it is made of is kept, too, and spills.
+        Rows rows{a, static_cast<u32>(opaque(static_cast<i32>(stages)))};
         rows.work(notes->wanted);
       } else if constexpr (kFinds) {
         find_cells(mask, sm, notes, warp);
       }
     } else {
       take_registers<kConsumerRegisters>();
-      ConsumerRows rows{a, row_out, row_dout};
+      ConsumerRows rows{a};
       rows.begin();
       consume(sm, notes, wg - 1);
       rows.end();

@@ -70,7 +70,7 @@ JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
                     + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes;
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
-  return {rows, keys, rows * dim, stages, shared, 384, lean ? 56 : 40, lean ? 224 : 232};
+  return {rows, keys, rows * dim, stages, shared, 384, 40, 232};
 }
 
 }  // namespace jali::cuda
@@ -136,7 +136,9 @@ struct Backward {
     const Shared& sm;
     const Notes* notes;
     i32 wg, warp, lane;  // warp: of the consumers, 0 to 7
-    i32 first_key;       // of the warp's 16 in the key tile
+    JALI_DEVICE i32 first_key() const {
+      return 16 * opaque(warp);
+    }  // of the warp's in the key tile
 
     u32 counts = 0;                   // of row tiles, times 4, and of key tiles modulo 4
     i32 flags = 0;                    // of the row tile that comes next
@@ -168,7 +170,7 @@ struct Backward {
 
     JALI_DEVICE tile::CellPlace place() {
       return Tiles::place(notes->item[(items() - 1) % 4], notes->note[steps() % Tiles::kNoteSlots],
-                          first_key, Scores::kAdds ? opaque(lane) : lane);
+                          first_key(), Scores::kAdds ? opaque(lane) : lane);
     }
     static constexpr bool kPrepares = Scores::kAdds || kOptions.dropout;
     static constexpr bool kLooksAhead = kOptions.dropout;  // PERF: others have no register for it
@@ -180,7 +182,7 @@ struct Backward {
     JALI_DEVICE void look_ahead(Next& next) {
       if constexpr (!kPrepares) return;
       const Item& item = notes->item[(items() - 1) % 4];
-      next.at = Tiles::place(item, Note{}, first_key, lane);
+      next.at = Tiles::place(item, Note{}, first_key(), lane);
       if constexpr (kOptions.dropout) next.seed = *a.scores.seed;
     }
     /// Begins to load or draw what the row tile that comes next needs, if it is of the same key tile.
@@ -449,11 +451,11 @@ struct Backward {
       const u32 staged = dq_buffer(sm, warp);
       bulk_wait_read();  // the copy engine may still have read the last dQ there
       Tiles::template store<true>(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
-                                  a.dv_strides, a.Dv, item, first_key, lane, staged);
+                                  a.dv_strides, a.Dv, item, first_key(), lane, staged);
       wgmma_wait<0>();
       tie(dq());
       barrier_arrive_if(sm.k_empty(), lane == 0);
-      Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key, lane,
+      Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key(), lane,
                                   staged);
       send_dq(buffer, true, turns);
       Tiles::template end_turn<true>(a, sent, lane);
@@ -461,17 +463,16 @@ struct Backward {
   };
 
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
-                              const TensorMap& map_v, const TensorMap& map_o,
-                              const TensorMap& row_out, const TensorMap& row_dout,
-                              const BackwardArgs& a, const M& mask) {
+                              const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
+                              const M& mask) {
     Tiles::template run<kTile.loader_registers, kTile.consumer_registers>(
-        map_q, map_k, map_v, map_o, row_out, row_dout, a, mask,
+        map_q, map_k, map_v, map_o, a, mask,
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps);
         },
         [&](const Shared& sm, const Notes* notes, i32 wg) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) - 4;
-          Consumer c{a, mask, sm, notes, wg, warp, lane, warp * 16};
+          Consumer c{a, mask, sm, notes, wg, warp, lane};
           i32 row, h;
           Tiles::next_note(sm, 0, c.flags, c.number, c.turn, row, h);
           while (!(c.flags & Tiles::kEnd)) c.run_item();

@@ -354,11 +354,10 @@ struct BackwardWide {
   };
 
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
-                              const TensorMap& map_v, const TensorMap& map_o,
-                              const TensorMap& row_out, const TensorMap& row_dout,
-                              const BackwardArgs& a, const M& mask) {
+                              const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
+                              const M& mask) {
     Tiles::template run<kTile.loader_registers, kTile.consumer_registers>(
-        map_q, map_k, map_v, map_o, row_out, row_dout, a, mask,
+        map_q, map_k, map_v, map_o, a, mask,
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps / 2);
         },
