@@ -405,7 +405,8 @@ struct BackwardRows {
     while (next < total || own < total) {
       i32 n = total;
       if (next < a.first_parts) {
-        n = next = take_first();
+        n = take_first();
+        next = min_of(n, a.first_parts);  // NOTE: not what a counter says that is run out
         if (n >= a.first_parts) continue;
       } else if (next < total) {
         const i32 last = ptx::broadcast(wanted), begun = last < order.heads ? last * span : total;
@@ -434,8 +435,9 @@ struct BackwardRows {
       if (own < 0) {
         own = finish(n);
       } else {
-        own = single ? take_last() : take_to_finish();
-        if (own < (single ? total : before_last())) own = ~own;
+        const i32 end = single ? total : before_last();
+        own = min_of(single ? take_last() : take_to_finish(), end);
+        if (own < end) own = ~own;
       }
     }
   }
