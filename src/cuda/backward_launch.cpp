@@ -38,10 +38,8 @@ void set_first_and_last(BackwardArgs& a, i32 blocks) {
   const WorkOrder order = a.row_order();
   // Of KV heads: as far as the first key tiles of all blocks reach, and the last ones.
   const i32 heads = blocks / max_of(a.key_tiles, 1) + 1;
-  const i32 first = min_of(ceil_div(heads, a.section) * a.section, a.heads);
-  const i32 last = min_of(max_of(heads + 1, a.last), a.heads);
-  a.first_parts = first * order.per_head;
-  a.last_parts = last * order.per_head;
+  a.first_parts = order.before(ceil_div(heads, a.section));
+  a.last_parts = min_of(max_of(heads + 1, a.last), a.heads) * order.per_head;
 }
 
 }  // namespace

@@ -140,6 +140,16 @@ def test_checkpoint_with_dropout_gives_the_same_numbers() -> None:
     torch.testing.assert_close(layer(*tensors).cpu().float(), on_cpu, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize("heads, D", [(193, 128), (257, 64)])
+def test_one_head_behind_those_that_all_blocks_begin_with(heads: int, D: int) -> None:
+    """There are fewer row tiles left to prepare than warps that ask for them."""
+    tensors = [torch.randn(1, heads, 128, D, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    expected = gradients(torch.nn.functional.scaled_dot_product_attention, tensors)
+    for _ in range(100):
+        for a, b in zip(gradients(jali.attention, tensors), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
 def test_odd_head_dims_and_strides_are_copied() -> None:
     for D in (1, 3, 36, 100):
         tensors = inputs(130, D=D)

@@ -22,6 +22,10 @@ struct WorkOrder {
   };
   JALI_HD i32 total() const { return heads * per_head; }
   JALI_HD i32 in_section(i32 n) const { return min_of(section, heads - n * section) * per_head; }
+  /// Units of the sections before n, which may be any number from `heads` on for all.
+  JALI_HD i32 before(i32 n) const {
+    return n >= heads ? total() : min_of(n * section, heads) * per_head;
+  }
   JALI_HD i32 num_first() const { return first ? first[0] : 0; }
   /// The section of a unit where none come first.
   JALI_HD i32 section_of(i32 n) const { return n / (section * per_head); }

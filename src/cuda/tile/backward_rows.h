@@ -14,7 +14,7 @@ namespace jali::tile {
 /// kRows: of a row tile; kD, kDv: columns of dq_sum and of dout, multiples of 64. kMatrices: each statistic
 /// is written as the sum of three numbers in bf16, [3][64] for 64 rows, under the 128-byte swizzle. kSinks:
 /// there are sinks. kRowBias: the gradient of a bias over rows alone is wanted. kStages: buffers of a warp
-/// that the copy engine fills; 0: what is read is read where it is, by kLoads instructions at once, four
+/// that its threads fill ahead; 0: what is read is read where it is, by kLoads instructions at once, four
 /// registers each.
 template <class T, i32 kRows, i32 kD, i32 kDv, bool kMatrices, bool kSinks, bool kRowBias,
           i32 kStages, i32 kLoads>
@@ -49,8 +49,7 @@ struct BackwardRows {
   /// Parts n to n + parts - 1 of the row order, all of one row tile. All lanes call it.
   JALI_DEVICE Run run_of(i32 n, i32 parts) const {
     const cuda::Sequences& s = a.seq;
-    // PERF: opaque, or consumers would keep what the division needs from their first row tile to the last.
-    const i32 per_head = ptx::opaque(a.row_order().per_head);
+    const i32 per_head = a.row_order().per_head;
     const i32 head = n / per_head, rest = n - head * per_head;
     const i32 part = rest % kParts;
     Run run;
@@ -184,7 +183,7 @@ struct BackwardRows {
       for (i32 n = 0; n < run.parts; ++n) write_sink(run, n, 0);
     }
     __syncwarp();
-    ptx::release_if(a.prepared + section_of(n), run.parts, this_lane() == 0);
+    ptx::release_if(a.prepared + a.row_order().section_of(n), run.parts, this_lane() == 0);
   }
   /// Adds the products of 64 columns of 16 rows of out and dout that this lane has of the diagonal, of rows
   /// 0 to 7 and 8 to 15. Which columns a lane multiplies first does not matter as long as they are the same
@@ -374,11 +373,6 @@ struct BackwardRows {
     return ptx::is_at_least(a.added + section, a.key_order().in_section(section) * kEach) &&
            ptx::is_at_least(a.prepared + section, a.row_order().in_section(section));
   }
-  /// PERF: opaque, as in run_of().
-  JALI_DEVICE i32 section_of(i32 n) const {
-    const cuda::WorkOrder order = a.row_order();
-    return n / ptx::opaque(order.section * order.per_head);
-  }
   /// Takes parts from one of four counters.
   JALI_DEVICE static i32 take(i32* counter, i32 parts) {
     i32 n = 0;
@@ -394,10 +388,10 @@ struct BackwardRows {
 
   /// A warp's work beside that of others: prepares what is wanted, and rounds what is complete. wanted:
   /// the last section to prepare, as the loader goes on; kAll when it is done.
-  static constexpr i32 kAll = 0x7fffffff;
+  static constexpr i32 kAll = 0x7ffffffe;  // one may be added
   JALI_DEVICE void work(const volatile i32& wanted) {
     const cuda::WorkOrder order = a.row_order();
-    const i32 total = order.total(), span = order.section * order.per_head;
+    const i32 total = order.total();
     // What is to be prepared next, and finished (if it was taken, ~own), as it was seen last; what is
     // before complete_to is complete, from `own` on.
     i32 next = 0, own = 0, complete_to = 0;
@@ -409,10 +403,10 @@ struct BackwardRows {
         next = min_of(n, a.first_parts);  // NOTE: not what a counter says that is run out
         if (n >= a.first_parts) continue;
       } else if (next < total) {
-        const i32 last = ptx::broadcast(wanted), begun = last < order.heads ? last * span : total;
+        const i32 last = ptx::broadcast(wanted);
         // Looked at before one is taken: who holds one that is not wanted yet would keep others waiting.
-        if (next >= begun) next = a.first_parts + seen(a.taken + 2);
-        if (next < begun + span) n = next = take_to_prepare();
+        if (next >= order.before(last)) next = a.first_parts + seen(a.taken + 2);
+        if (next < order.before(last + 1)) n = next = take_to_prepare();
       }
       if (n < total) {
         prepare(n);
@@ -424,10 +418,10 @@ struct BackwardRows {
       }
       n = own < 0 ? ~own : own;
       if (n < total && n >= complete_to) {
-        const i32 section = section_of(n);
-        if (__all_sync(0xffffffffu, complete(section))) complete_to = (section + 1) * span;
+        const i32 section = order.section_of(n);
+        if (__all_sync(0xffffffffu, complete(section))) complete_to = order.before(section + 1);
       }
-      if (n >= min_of(complete_to, total)) {
+      if (n >= complete_to) {
         if (n < total) __nanosleep(1000);
         continue;
       }
@@ -445,11 +439,7 @@ struct BackwardRows {
   /// blocks need; more than the first parts where long lines come first.
   JALI_DEVICE void begin() {
     const cuda::WorkOrder order = a.row_order(), keys = a.key_order();
-    i32 wanted = 0;
-    if (keys.total() > 0) {
-      wanted =
-          min_of((keys.reach(gridDim.x - 1) + 1) * order.section * order.per_head, order.total());
-    }
+    const i32 wanted = keys.total() > 0 ? order.before(keys.reach(gridDim.x - 1) + 1) : 0;
     bool first = true;
 #pragma unroll 1
     while (first || a.first_parts + seen(a.taken + 2) < wanted) {
@@ -473,7 +463,7 @@ struct BackwardRows {
         single = true;
         continue;
       }
-      while (!__all_sync(0xffffffffu, complete(section_of(n)))) __nanosleep(200);
+      while (!__all_sync(0xffffffffu, complete(order.section_of(n)))) __nanosleep(200);
       finish(n);
     }
   }

@@ -60,8 +60,7 @@ JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& 
          !(narrow && (options.softcap || options.dropout || wanted.keys));
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
-  const bool narrow = D <= 64 && Dv <= 64,
-             lean = D + Dv <= 192;  // lean: room for the loader
+  const bool narrow = D <= 64 && Dv <= 64;
   const i32 keys = 128, rows = narrow ? 128 : 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)      // K, V; Q, dO
@@ -136,9 +135,8 @@ struct Backward {
     const Shared& sm;
     const Notes* notes;
     i32 wg, warp, lane;  // warp: of the consumers, 0 to 7
-    JALI_DEVICE i32 first_key() const {
-      return 16 * opaque(warp);
-    }  // of the warp's in the key tile
+    /// Of the warp's in the key tile. PERF: opaque, or it would spill.
+    JALI_DEVICE i32 first_key() const { return 16 * opaque(warp); }
 
     u32 counts = 0;                   // of row tiles, times 4, and of key tiles modulo 4
     i32 flags = 0;                    // of the row tile that comes next

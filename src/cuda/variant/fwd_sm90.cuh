@@ -14,8 +14,7 @@
 //           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
 //           across row tiles too. Three take turns at the tensor cores.
 // Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
-//           when S is there. D128 H16 8K against the same without: key_bias 1.09, ALiBi 1.15 (causal
-//           1.07), softcap 1.24, a bias over rows and keys 1.79 (its traffic 0.64), dropout 1.82.
+//           when S is there. What each costs: docs/performance.md.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
 //           add; out on its way to whole rows, where there is room; notes of key tiles, and the row
 //           tiles they belong to.
