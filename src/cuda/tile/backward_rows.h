@@ -455,6 +455,7 @@ struct BackwardRows {
   JALI_DEVICE void end() {
     const cuda::WorkOrder order = a.row_order();
     bool single = false;
+    i32 known = -1;  // a section that is complete
 #pragma unroll 1
     while (true) {
       const i32 n = single ? take_last() : take_to_finish();
@@ -463,7 +464,9 @@ struct BackwardRows {
         single = true;
         continue;
       }
-      while (!__all_sync(0xffffffffu, complete(order.section_of(n)))) __nanosleep(200);
+      const i32 section = order.section_of(n);
+      while (section != known && !__all_sync(0xffffffffu, complete(section))) __nanosleep(200);
+      known = section;
       finish(n);
     }
   }
