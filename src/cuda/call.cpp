@@ -96,11 +96,7 @@ i32* Call::counters(i32 count) {
 }
 
 void* Call::mask_parameters() {
-  if (mask_bytes_.empty()) {
-    void* const stored = allocate(mask_.stored_bytes());
-    mask_bytes_ = mask_.parameters(stored);
-    if (stored) build_stored_blocks();
-  }
+  if (mask_bytes_.empty()) mask_bytes_ = mask_.parameters(allocate(mask_.stored_bytes()));
   return mask_bytes_.data();
 }
 
@@ -113,31 +109,6 @@ Source source_of(const KernelText& text, const DeviceMask& mask) {
   return source;
 }
 
-KernelText summarize_text() {
-  return {"summarize", [] {
-            return std::string(R"(
-extern "C" __global__ void __launch_bounds__(256)
-    summarize(const __grid_constant__ jali::M mask, const __grid_constant__ jali::cuda::Sequences s,
-              jali::i64 Tq, jali::i64 Tk) {
-  const jali::i32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-  const jali::i32 num_warps = gridDim.x * blockDim.x / 32;
-  const jali::cuda::Summarizer summarizer{s, Tq, Tk, warp, num_warps};
-  jali::cuda::for_each_stored(mask, summarizer);
-}
-)");
-          }};
-}
-
-void Call::build_stored_blocks() {
-  constexpr int kThreads = 256;
-  const Kernel& summarize = kernel(summarize_text(), "summarize", 0);
-  const i64 most = (static_cast<i64>(problem_.Lq) + problem_.Lk) / kStoredSpan + 2 * problem_.B;
-  const i64 warps = most * max_of(problem_.B, 1) * problem_.mask->num_mask_heads();
-  const i64 blocks = clamp_to<i64>(ceil_div<i64>(warps, kThreads / 32), 1, 4 * device().num_sms);
-  launch(summarize, blocks, kThreads, 0,
-         {mask_bytes_.data(), &sequences_, &problem_.Tq, &problem_.Tk});
-}
-
 KernelText map_text(i32 rows, i32 keys, bool key_lines) {
   const std::string instance = "M, " + std::to_string(rows) + ", " + std::to_string(keys) + ", " +
                                (key_lines ? "true" : "false");
@@ -147,9 +118,10 @@ KernelText map_text(i32 rows, i32 keys, bool key_lines) {
 namespace jali::cuda {
 extern "C" __global__ void __launch_bounds__(kMapThreads, 4)
     map(const __grid_constant__ M mask, const __grid_constant__ Sequences s,
-        const __grid_constant__ TileMap map, i32 lines, i32 num_heads, i32 together, i32* done) {
+        const __grid_constant__ TileMap map, i32 lines, i32 num_heads, i32 together, i32 storing,
+        i32* counter) {
   map_tiles<)" + instance +
-                   R"(>(mask, s, map, lines, num_heads, together, done);
+                   R"(>(mask, s, map, lines, num_heads, together, storing, counter);
 }
 }  // namespace jali::cuda
 )";
@@ -178,8 +150,11 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
     map.long_lines = reinterpret_cast<i32*>(map.data + words);
     map.by_length = map.long_lines + 1 + kMostLongLines;
   }
-  i32* const done = lists ? counters(1) : nullptr;
-  void* const parameters = mask_parameters();
+  // The call's first map comes with the mask's stored blocks: a warp for each, if so many run at once.
+  const i64 to_store = ceil_div<i64>(stored_ ? 0 : mask_.num_stored_blocks(), kMapThreads / 32);
+  const i32 storing = static_cast<i32>(min_of<i64>(to_store, 4 * device().num_sms));
+  stored_ = true;
+  i32* const counter = lists || storing ? counters(2) : nullptr;
   const Kernel& build = kernel(map_text(rows, keys, key_lines), "map", 0);
   // A unit (map_tiles.h) is a block's where cells are asked, else a warp's; as few words as keep the GPU
   // busy.
@@ -188,17 +163,16 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines) {
   const i64 units_of_block = unsure ? 1 : kMapThreads / 32, most = 16 * device().num_sms;
   const i32 together = static_cast<i32>(clamp_to<i64>(words / (most * units_of_block), 1, 32));
   const i64 units = all_lines * ceil_div(map.words, together);
-  const i64 blocks = clamp_to<i64>(ceil_div<i64>(units, units_of_block), 1, most);
+  const i64 blocks = storing + clamp_to<i64>(ceil_div<i64>(units, units_of_block), 1, most);
   const i32 num_lines = static_cast<i32>(lines);
   launch(build, blocks, kMapThreads, 0,
-         {parameters, &sequences_, &map, &num_lines, &heads, &together, &done});
+         {mask_parameters(), &sequences_, &map, &num_lines, &heads, &together, &storing, &counter});
   return map;
 }
 
 std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask) {
   std::vector<Source> sources;
   for (const KernelText& text : texts) sources.push_back(source_of(text, mask));
-  if (mask.stored_bytes() > 0) sources.push_back(source_of(summarize_text(), mask));
   return sources;
 }
 

@@ -22,11 +22,8 @@ struct KernelText {
 };
 /// What is compiled.
 Source source_of(const KernelText& text, const DeviceMask& mask);
-/// Of all modules, and of the one that builds the mask's stored blocks if it has any.
 std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask);
-/// The module with the kernel that builds stored blocks.
-KernelText summarize_text();
-/// That with the kernel that builds tile maps.
+/// The module with the kernel that makes tile maps.
 KernelText map_text(i32 rows, i32 keys, bool key_lines);
 
 class Call {
@@ -49,7 +46,7 @@ class Call {
   const u64* upload(u64 number);
   /// `count` zeroed ints that kernels leave as they found them.
   i32* counters(i32 count);
-  /// The mask's bytes for a kernel parameter; builds its stored blocks when first asked.
+  /// The mask's bytes for a kernel parameter. Its stored blocks are there behind the first tile_map().
   void* mask_parameters();
   /// The classes of all tiles of rows x keys, by row tiles (or by key tiles): the source "stored". If
   /// all heads and sequences share them, with their long lines.
@@ -68,7 +65,6 @@ class Call {
 
  private:
   void* allocate_alone(i64 bytes);
-  void build_stored_blocks();
 
   const AttentionProblem& problem_;
   const DeviceGuard guard_;
@@ -76,6 +72,7 @@ class Call {
   DeviceMask mask_;
   Sequences sequences_;
   std::vector<u64> mask_bytes_;
+  bool stored_ = false;  // a kernel that stores the mask's blocks was launched
   std::vector<DevicePtr> own_memory_;
   char* chunk_ = nullptr;  // where small pieces come from, the last ones first
   i64 chunk_left_ = 0;

@@ -92,15 +92,17 @@ StoredBlocks DeviceMask::blocks(const LeafNode& leaf, bool rows, int block_bytes
   StoredBlocks stored;
   stored.packed = s.cu_seqlens_q.given();
   stored.head_div = static_cast<i32>(s.Hq) / leaf.num_heads();
-  const i64 blocks = stored.packed
-                         ? num_slots(rows ? s.Tq : s.Tk, static_cast<i32>(s.B), kStoredSpan)
-                         : ceil_div<i64>(rows ? s.Lq : s.Lk, kStoredSpan);
+  stored.num = static_cast<i32>(
+      stored.packed ? num_slots(rows ? s.Tq : s.Tk, static_cast<i32>(s.B), kStoredSpan)
+                    : ceil_div<i64>(rows ? s.Lq : s.Lk, kStoredSpan));
   const bool offsets = s.q_offset.tag == IntParam::Tag::kTable;
   const bool varies = !stored.packed && s.B > 1 && (offsets || leaf.varies_by_batch());
-  if (leaf.num_heads() > 1) stored.stride_h = blocks;
-  if (varies) stored.stride_b = blocks * leaf.num_heads();
+  const i64 of_all_heads = i64{stored.num} * leaf.num_heads();
+  if (leaf.num_heads() > 1) stored.stride_h = stored.num;
+  if (varies) stored.stride_b = of_all_heads;
   stored.data = reinterpret_cast<void*>(stored_bytes_);
-  const i64 bytes = blocks * leaf.num_heads() * (varies ? s.B : 1) * block_bytes;
+  const i64 blocks = of_all_heads * (varies ? s.B : 1), bytes = blocks * block_bytes;
+  num_stored_blocks_ += blocks;
   stored_bytes_ += ceil_div<i64>(bytes, kBlockAlignment) * kBlockAlignment;
   return stored;
 }

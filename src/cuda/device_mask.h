@@ -24,7 +24,8 @@ class DeviceMask {
   /// sizeof the type.
   i32 num_bytes() const { return num_bytes_; }
 
-  /// Bytes of device memory for stored blocks; 0: `summarize` need not run.
+  /// Stored blocks of all leaves, and the bytes of device memory that they take.
+  i64 num_stored_blocks() const { return num_stored_blocks_; }
   i64 stored_bytes() const { return stored_bytes_; }
   /// The parameters, with the stored blocks at `stored`, aligned to 8.
   std::vector<u64> parameters(void* stored) const;
@@ -46,7 +47,7 @@ class DeviceMask {
   std::vector<Piece> pieces_;
   std::string type_;
   i32 num_bytes_ = 1;
-  i64 stored_bytes_ = 0;
+  i64 num_stored_blocks_ = 0, stored_bytes_ = 0;
 };
 
 /// The sequences of the problem that a mask is bound to.

@@ -12,7 +12,7 @@ class ForwardVariant {
   virtual ~ForwardVariant() = default;
   virtual Fit fits(const AttentionProblem& problem, const DeviceInfo& device) const = 0;
   virtual TileShape tile(const AttentionProblem& problem) const = 0;
-  /// All modules that run() may need beside summarize_text(), the attention kernel's first.
+  /// All modules that run() may need, the attention kernel's first.
   virtual std::vector<KernelText> texts(const AttentionProblem& problem) const = 0;
   /// lse may be absent.
   virtual void run(Call& call, const HeadView& out, const HeadView& lse) const = 0;

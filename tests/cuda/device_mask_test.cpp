@@ -32,7 +32,7 @@ Shape on_gpu(Shape s) {
   return s;
 }
 
-/// What the kernel `summarize` does, for one (b, h).
+/// What a call's first map kernel does, for one (b, h).
 struct Store {
   Frame f;
   template <class L>

@@ -68,42 +68,42 @@ def files(folder: Path) -> set[Path]:
     return set(folder.glob("*/*.cubin"))
 
 
-# name: mask, D, Dv, backward too, does the mask store blocks of tables
+# name: mask, D, Dv, backward too
 MASKS = {
-    "dense": (None, 128, 128, True, False),
-    "causal": (causal, 128, 64, True, False),
-    "causal fp16": (causal, 40, 72, True, False),
-    "causal 256": (causal, 256, 256, True, False),
-    "window": (causal & jali.WindowMask.last(64), 64, 64, True, False),
-    "documents": (causal & documents, 128, 128, True, True),
-    "tree": (documents & (jali.WindowMask.last(64) | ~jali.PrefixMask(4)), 64, 64, True, True),
+    "dense": (None, 128, 128, True),
+    "causal": (causal, 128, 64, True),
+    "causal fp16": (causal, 40, 72, True),
+    "causal 256": (causal, 256, 256, True),
+    "window": (causal & jali.WindowMask.last(64), 64, 64, True),
+    "documents": (causal & documents, 128, 128, True),
+    "tree": (documents & (jali.WindowMask.last(64) | ~jali.PrefixMask(4)), 64, 64, True),
     "predicate": (
-        jali.PredicateMask(lambda b, h, i, j: (j <= i) | (IMAGE[i] & IMAGE[j])), 64, 64, True, True,
+        jali.PredicateMask(lambda b, h, i, j: (j <= i) | (IMAGE[i] & IMAGE[j])), 64, 64, True,
     ),
     "intervals": (
         jali.KeyIntervalMask(None, ints(B, HQ, LK)) | jali.RowIntervalMask(ints(LQ), ints(LQ)),
-        64, 64, True, True,
+        64, 64, True,
     ),
-    "padding": (~jali.KeyPaddingMask(KEEP) & jali.DilatedMask(3), 64, 64, True, True),
-    "neighbours": (jali.NeighborhoodMask((10, 50), (3, 7)), 64, 64, True, False),
-    "blocks": (jali.BlockSparseMask(torch.ones(1, 1, 3, 4, dtype=torch.bool)), 64, 64, True, False),
+    "padding": (~jali.KeyPaddingMask(KEEP) & jali.DilatedMask(3), 64, 64, True),
+    "neighbours": (jali.NeighborhoodMask((10, 50), (3, 7)), 64, 64, True),
+    "blocks": (jali.BlockSparseMask(torch.ones(1, 1, 3, 4, dtype=torch.bool)), 64, 64, True),
     "blocks 128": (
-        jali.BlockSparseMask(torch.ones(1, 1, 3, 4, dtype=torch.bool)), 128, 128, True, False,
+        jali.BlockSparseMask(torch.ones(1, 1, 3, 4, dtype=torch.bool)), 128, 128, True,
     ),
-    "cells": (jali.DenseMask(torch.ones(LQ, LK, dtype=torch.bool)), 96, 96, True, True),
-    "dynamic": (jali.DynamicMask(torch.randn(B, HKV, LK), keep=64), 64, 64, True, True),
+    "cells": (jali.DenseMask(torch.ones(LQ, LK, dtype=torch.bool)), 96, 96, True),
+    "dynamic": (jali.DynamicMask(torch.randn(B, HKV, LK), keep=64), 64, 64, True),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_compile_to_good_kernels(cache: Path, name: str) -> None:
-    mask, D, Dv, backward, stored = MASKS[name]
+    mask, D, Dv, backward = MASKS[name]
     tensors = call(D, Dv, torch.float16 if "fp16" in name else torch.bfloat16)
     before = files(cache)
     kernels = jali.prebuild(*tensors, mask, backward=backward)
     names = {kernel.name for kernel in kernels}
     assert names >= {"forward"} and ("backward" in names) == backward
-    assert ("summarize" in names) == stored
+    assert ("map" in names) == (mask is not None)
     assert len(files(cache) - before) == len({x.module for x in kernels if x.compiled}) > 0
     assert all(kernel.compiled or kernel.name == "map" for kernel in kernels)  # maps are shared
     assert all(16 <= kernel.registers <= 255 for kernel in kernels)
@@ -186,19 +186,19 @@ def test_command(
     monkeypatch.setenv("JALI_CACHE", "replaced by --into, and put back at the end")
     words = ["prebuild", "dense", "causal & document(3)", "D=32", "dtype=bfloat16,float16"]
     assert cli.main([*words, "--forward", "--into", str(tmp_path)]) == 0
-    assert len(files(tmp_path)) == 6
+    assert len(files(tmp_path)) == 5
     told = capsys.readouterr().out
     assert len(re.findall(r"(?:dense|causal .*) D=32 b?float16: forward \d+", told)) == 4
-    assert "6 kernels for 4 calls: 6 compiled, 0 found in the cache; 0 with spills" in told
+    assert "5 kernels for 4 calls: 5 compiled, 0 found in the cache; 0 with spills" in told
     assert cli.main([*words, "--forward"]) == 0
-    assert "6 kernels for 4 calls: 0 compiled, 6 found" in capsys.readouterr().out
+    assert "5 kernels for 4 calls: 0 compiled, 5 found" in capsys.readouterr().out
     assert cli.main(["prebuild", "causal", "D=512"]) == 1
     assert "up to 256" in capsys.readouterr().out
     assert cli.main(["prebuild", "nonsense"]) == 1
     assert "is no mask" in capsys.readouterr().err
     assert cli.main(["info"]) == 0
     told = capsys.readouterr().out
-    assert f"cache     {tmp_path}: 6 modules of kernels, " in told
+    assert f"cache     {tmp_path}: 5 modules of kernels, " in told
     assert "compiler  NVRTC 1" in told and "gpu       " in told
 
 

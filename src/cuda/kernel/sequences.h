@@ -43,15 +43,6 @@ JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 h) {
 /// Some slots lie behind the end of their sequence: they are empty.
 JALI_HD constexpr i32 first_slot(i32 start, i32 b, i32 size) { return start / size + b; }
 JALI_HD constexpr i64 num_slots(i64 tokens, i32 B, i32 size) { return tokens / size + B; }
-/// The sequence that owns a slot.
-JALI_HD i32 sequence_of(const i32* cu, i32 B, i32 slot, i32 size) {
-  i32 low = 0, high = B;  // low owns or precedes the slot, high comes after it
-  while (high - low > 1) {
-    const i32 middle = (low + high) / 2;
-    (first_slot(cu[middle], middle, size) <= slot ? low : high) = middle;
-  }
-  return low;
-}
 
 #if defined(__CUDACC_RTC__)
 /// Work is handed out by a counter: [0] what was taken, [1] blocks done. One thread of each block says
@@ -63,11 +54,12 @@ __device__ __forceinline__ void leave(i32* counter) {
   }
 }
 
-/// The sequence of a slot (sequence_of), by all lanes of a warp together: 32 probes a step, since each
-/// waits for memory.
+/// The sequence that owns a slot, by all lanes of a warp together: 32 probes a step, since each waits for
+/// memory.
 __device__ __forceinline__ i32 warp_sequence_of(const i32* cu, i32 B, i32 slot, i32 size) {
   i32 lane = threadIdx.x & 31;
   asm volatile("" : "+r"(lane));  // PERF: not kept in a register by callers' loops
+  // low owns or precedes the slot, high comes after it.
   i32 low = 0, high = B;
 #pragma unroll 1
   while (high - low > 1) {

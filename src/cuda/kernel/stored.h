@@ -1,5 +1,6 @@
 // Stored blocks: what 64 rows or keys of a leaf that reads tables can hold, reduced once per call by
-// the kernel `summarize`, so that classifying a tile reads two blocks instead of its tables.
+// the kernel that makes its first tile map, so that classifying a tile reads two blocks instead of its
+// tables.
 #pragma once
 
 #include "cuda/kernel/sequences.h"
@@ -16,6 +17,7 @@ constexpr i32 kStoredSpan = 64;
 struct StoredBlocks {
   void* data = nullptr;
   i64 stride_b = 0, stride_h = 0;
+  i32 num = 0;  // of a sequence and head; packed: of all sequences
   i32 head_div = 1;
   i32 packed = 0;
 };
@@ -91,61 +93,60 @@ JALI_HD void for_each_stored(const Not<A>& m, Visit& visit) {
 
 namespace jali::cuda {
 
-// ---- the kernel that stores them ----------------------------------------------------------------
-
-/// One warp reduces 64 rows or keys: each lane two of them. `make(f, begin, end)` reads the tables.
-template <class L, class Block, class Make>
-__device__ void store_side(const Sequences& s, const StoredBlocks& stored, bool rows, i32 warp,
-                           i32 num_warps, i32 num_heads, i64 tokens, Make make) {
-  const i32* cu = rows ? s.cu_q : s.cu_k;
-  const i32 length = rows ? s.Lq : s.Lk;
-  const i64 blocks =
-      stored.packed ? num_slots(tokens, s.B, kStoredSpan) : ceil_div(length, kStoredSpan);
-  const i32 batches = stored.stride_b ? s.B : 1;
-  const i32 lane = threadIdx.x & 31;
-  for (i64 unit = warp; unit < blocks * num_heads * batches; unit += num_warps) {
-    const i32 n = static_cast<i32>(unit % blocks);
-    const i32 h = static_cast<i32>(unit / blocks % num_heads) * stored.head_div;
-    i32 b = static_cast<i32>(unit / blocks / num_heads);
-    i32 begin = n * kStoredSpan;
-    if (stored.packed) {
-      b = sequence_of(cu, s.B, n, kStoredSpan);
-      begin = (n - first_slot(cu[b], b, kStoredSpan)) * kStoredSpan;
-    }
-    const Frame f = frame_of(s, b, h);
-    const i32 end = min_of(begin + kStoredSpan, rows ? f.num_rows : f.num_keys);
-    if (begin >= end) continue;
-    // Lanes beyond the end repeat the last pair: merging is idempotent.
-    const i32 first = begin + 2 * min_of(lane, (end - begin - 1) / 2);
-    Block block = make(f, first, min_of(first + 2, end));
-#pragma unroll
-    for (i32 lanes = 1; lanes < 32; lanes *= 2) {
-      block = merged<L>(
-          block, ptx::by_words(block, [&](u32 word) { return ptx::shuffle_xor(word, lanes); }));
-    }
-    if (lane == 0)
-      *Stored<L>::template find<Block>(stored, f, rows ? f.q_start : f.k_start, begin) = block;
-  }
-}
-
-/// Stores the blocks of a leaf; to be handed to for_each_stored.
-struct Summarizer {
+/// A warp's share of storing the blocks of all leaves; to be handed to for_each_stored. Sides follow each
+/// other like one long side.
+struct Storer {
   const Sequences& s;
-  i64 Tq, Tk;
-  i32 warp, num_warps;
+  i64 next;  // its next block, counted from the first one of the side at hand
+  i32 num_warps;
 
   template <class L>
-  __device__ void operator()(const Stored<L>& leaf) const {
+  __device__ void operator()(const Stored<L>& leaf) {
     if constexpr (L::kRowsReadTables) {
-      store_side<L, typename L::RowBlock>(
-          s, leaf.row_blocks, true, warp, num_warps, s.Hq / leaf.row_blocks.head_div, Tq,
-          [&](const Frame& f, i32 i0, i32 i1) { return leaf.L::rows(f, i0, i1); });
+      store<L, typename L::RowBlock>(leaf.row_blocks, true, [&](const Frame& f, i32 i0, i32 i1) {
+        return leaf.L::rows(f, i0, i1);
+      });
     }
     if constexpr (L::kColsReadTables) {
-      store_side<L, typename L::ColBlock>(
-          s, leaf.col_blocks, false, warp, num_warps, s.Hq / leaf.col_blocks.head_div, Tk,
-          [&](const Frame& f, i32 j0, i32 j1) { return leaf.L::cols(f, j0, j1); });
+      store<L, typename L::ColBlock>(leaf.col_blocks, false, [&](const Frame& f, i32 j0, i32 j1) {
+        return leaf.L::cols(f, j0, j1);
+      });
     }
+  }
+
+ private:
+  /// `make(f, begin, end)` reads the tables. PERF: each lane has two of 64 rows or keys one by one, since
+  /// ranges would be loops, unrolled: a third less of code.
+  template <class L, class Block, class Make>
+  __device__ void store(const StoredBlocks& stored, bool rows, Make make) {
+    const i32* cu = rows ? s.cu_q : s.cu_k;
+    const i32 lane = threadIdx.x & 31, num_heads = s.Hq / stored.head_div;
+    const i64 end_of_side = i64{stored.num} * num_heads * (stored.stride_b ? s.B : 1);
+    for (; next < end_of_side; next += num_warps) {
+      // 2^32 blocks would be 32 GB.
+      const u32 rest = static_cast<u32>(next) / stored.num;
+      const i32 n = static_cast<i32>(static_cast<u32>(next) % stored.num);
+      const i32 h = static_cast<i32>(rest % num_heads) * stored.head_div;
+      i32 b = static_cast<i32>(rest / num_heads), begin = n * kStoredSpan;
+      if (stored.packed) {
+        b = warp_sequence_of(cu, s.B, n, kStoredSpan);
+        begin = (n - first_slot(cu[b], b, kStoredSpan)) * kStoredSpan;
+      }
+      const Frame f = frame_of(s, b, h);
+      const i32 end = min_of(begin + kStoredSpan, rows ? f.num_rows : f.num_keys);
+      if (begin >= end) continue;
+      // Lanes beyond the end repeat the last one: merging is idempotent.
+      const i32 one = min_of(begin + lane, end - 1), other = min_of(one + 32, end - 1);
+      Block block = merged<L>(make(f, one, one + 1), make(f, other, other + 1));
+#pragma unroll
+      for (i32 lanes = 1; lanes < 32; lanes *= 2) {
+        block = merged<L>(
+            block, ptx::by_words(block, [&](u32 word) { return ptx::shuffle_xor(word, lanes); }));
+      }
+      if (lane == 0)
+        *Stored<L>::template find<Block>(stored, f, rows ? f.q_start : f.k_start, begin) = block;
+    }
+    next -= end_of_side;
   }
 };
 

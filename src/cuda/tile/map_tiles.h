@@ -1,22 +1,49 @@
-// The kernel that makes tile maps (kernel/tile_map.h).
+// The kernel that makes tile maps (kernel/tile_map.h); where it makes the first one of a call, it also
+// stores what the mask's leaves say of 64 rows or keys (kernel/stored.h).
 #pragma once
 
 #include "cuda/kernel/tile_map.h"
+#include "cuda/ptx/order.h"
 #include "cuda/tile/cell_finder.h"
 
 namespace jali::cuda {
 
+/// The first `storing` blocks of the grid to begin store the mask's blocks; the others wait for them.
+/// Returns how many of those others began before this block, negative if it stored. NOTE: a barrier of the
+/// whole grid could hang, since blocks may have to wait for room; whoever waits here waits for running ones.
+template <class M>
+__device__ i32 store_or_wait(const M& mask, const Sequences& s, i32 storing, i32* counter) {
+  __shared__ i32 begun;
+  if (threadIdx.x == 0) begun = atomicAdd(counter, 1);
+  __syncthreads();
+  const i32 own = begun - storing, warps = blockDim.x / 32;
+  if (own < 0) {
+    Storer storer{s, begun * warps + static_cast<i32>(threadIdx.x / 32), storing * warps};
+    for_each_stored(mask, storer);
+    __syncthreads();
+    ptx::release_if(counter + 1, 1, threadIdx.x == 0);
+    return own;
+  }
+  if (threadIdx.x == 0) {
+    // Those that store are the only ones counted so far: others are when they have waited.
+    while (ptx::glance(counter + 1) < storing) __nanosleep(32);
+    ptx::fence_device();
+  }
+  __syncthreads();
+  return own;
+}
+
 /// Lists the lines that have more than four times as many active tiles as the mean, and not a few, and
-/// the others by length, to a quarter of the mean: by the block that is done last (`done`: zero before
-/// and after).
-__device__ inline void list_lines(const TileMap& map, i32 lines, i32* done) {
+/// the others by length, to a quarter of the mean: by the block that is done last, which clears the
+/// counter (as leave() does).
+__device__ inline void list_lines(const TileMap& map, i32 lines, i32* counter) {
   constexpr i32 kLengths = kMapThreads / 32, kLong = kLengths;
   __shared__ i32 rank, total, count, found[kMostLongLines], size[kLengths];
   __shared__ i32 of_line[kMostLinesToSearch];  // active tiles, then the length
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    rank = atomicAdd(done, 1);
+    rank = atomicAdd(counter + 1, 1);
     total = count = 0;
   }
   __syncthreads();
@@ -44,7 +71,7 @@ __device__ inline void list_lines(const TileMap& map, i32 lines, i32* done) {
   __syncthreads();
   const i32 num = count <= kMostLongLines ? count : 0;  // many are no exception
   if (threadIdx.x == 0) {
-    *done = 0;
+    counter[0] = counter[1] = 0;
     map.long_lines[0] = num;
     for (i32 n = 0; n < num; ++n) {
       i32 before = 0;
@@ -90,10 +117,12 @@ JALI_HD constexpr u32 first_tiles(i32 n) { return n <= 0 ? 0 : ~0u >> (32 - min_
 /// words that this leaves open. PERF: a window's map of 1M x 1M tokens is 33 MB of zeros and 24,000
 /// words to look into. A unit is a block's for an unsure mask, whose cells its 8 warps ask for four
 /// tiles each; one warp's for others.
-/// lines: of one head, of all sequences where tokens are packed. done: see list_lines.
+/// lines: of one head, of all sequences where tokens are packed. storing: see store_or_wait; 0: what
+/// there is to store was stored before. counter: [0] blocks that began, if some store, [1] blocks done;
+/// zero before and after; null if none store and no lines are listed.
 template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
 __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,
-                          i32 num_heads, i32 together, i32* done) {
+                          i32 num_heads, i32 together, i32 storing, i32* counter) {
   constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
   constexpr i32 kWord = 32 * kAcross;
   // What many tiles hold takes long to read from as many blocks: their span alone is looked at.
@@ -102,20 +131,26 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
   constexpr bool kUnsure = tile::is_unsure<M>;
   const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
   const i32 lane = threadIdx.x & 31, warp_of_block = threadIdx.x / 32, warps = blockDim.x / 32;
-  const i64 first = kUnsure ? blockIdx.x : blockIdx.x * i64{warps} + warp_of_block;
-  const i64 step = kUnsure ? gridDim.x : gridDim.x * i64{warps};
+  i32 block = blockIdx.x;
+  if constexpr (M::kRowsReadTables || M::kColsReadTables) {
+    if (storing > 0) block = store_or_wait(mask, s, storing, counter);
+    if (block < 0) return;
+  }
+  const u32 blocks = gridDim.x - storing;
+  const u32 first = kUnsure ? block : block * warps + warp_of_block;
+  const u32 step = kUnsure ? blocks : blocks * warps;
   const bool writes = !kUnsure || warp_of_block == 0;
   const u32 units_of_line = ceil_div(map.words, together);
-  const i64 units = i64{lines} * units_of_line * num_heads * (map.stride_b ? s.B : 1);
-  for (i64 unit = first; unit < units; unit += step) {
-    // 2^32 words would be 32 GB.
-    const u32 rest = static_cast<u32>(unit) / units_of_line, head = rest / lines;
+  // 2^32 words would be 32 GB.
+  const u32 units = lines * units_of_line * num_heads * (map.stride_b ? s.B : 1);
+  for (u32 unit = first; unit < units; unit += step) {
+    const u32 rest = unit / units_of_line, head = rest / lines;
     const i32 n = static_cast<i32>(rest % lines);
-    const i32 first_word = static_cast<i32>(static_cast<u32>(unit) % units_of_line) * together;
+    const i32 first_word = static_cast<i32>(unit % units_of_line) * together;
     const i32 h = static_cast<i32>(head % num_heads) * map.head_div;
     i32 b = static_cast<i32>(head / num_heads), begin = n * kLine;
     if (cu) {
-      b = sequence_of(cu, s.B, n, kLine);
+      b = warp_sequence_of(cu, s.B, n, kLine);
       begin = (n - first_slot(cu[b], b, kLine)) * kLine;
     }
     const Frame f = frame_of(s, b, h);
@@ -198,7 +233,11 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
       if (writes && lane == 0) line[word] = u64{full} << 32 | active;
     }
   }
-  if (map.long_lines) list_lines(map, lines, done);
+  if (map.long_lines) {
+    list_lines(map, lines, counter);
+  } else if (storing > 0 && threadIdx.x == 0) {
+    leave(counter);
+  }
 }
 
 }  // namespace jali::cuda

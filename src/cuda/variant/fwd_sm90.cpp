@@ -20,6 +20,8 @@ MaskKind kind_of(const BoundMask& mask) {
     if (leaf->device_light_row_bytes() == 0) return MaskKind::kHeavy;
     row_bytes += leaf->device_light_row_bytes();
     mapped |= leaf->device_mapped();
+    // With the map come the stored blocks.
+    mapped |= leaf->rows_read_tables() || leaf->cols_read_tables();
   }
   if (row_bytes > kLightRowBytes) return MaskKind::kHeavy;
   return mapped ? MaskKind::kMapped : MaskKind::kLight;
