@@ -147,9 +147,11 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   const i64 blocks =
       min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
   set_first_and_last(a, static_cast<i32>(blocks));
-  const i64 sections = ceil_div(a.heads, a.section), words = 5 + 2 * sections;
-  a.taken = static_cast<i32*>(call.allocate(words * static_cast<i64>(sizeof(i32))));
-  a.prepared = a.taken + 5;
+  constexpr i32 kTaken = 6;
+  const i32 sections = ceil_div(a.heads, a.section);
+  a.num_counters = kTaken + 2 * sections;
+  a.taken = call.counters(a.num_counters);
+  a.prepared = a.taken + kTaken;
   a.added = a.prepared + sections;
   auto floats = [&](i64 count) {
     return static_cast<float*>(call.allocate(count * static_cast<i64>(sizeof(float))));
@@ -180,7 +182,6 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   void* const mask = call.mask_parameters();
   sums.begin(module);
   if (blocks > 0) {
-    call.clear(a.taken, words * static_cast<i64>(sizeof(i32)));
     if (p.deterministic) call.clear(a.turns, row_tiles * static_cast<i64>(sizeof(i32)));
     call.launch(main, blocks, tile.threads, tile.shared_bytes, {&q, &k, &v, &o, &a, mask});
   }

@@ -68,18 +68,17 @@ const u64* Call::upload(u64 number) {
   return static_cast<const u64*>(at);
 }
 
-// Kernels leave counters at zero, so calls of one stream can share them for ever; a captured graph,
-// which may run on any stream later, gets its own.
+// Kernels leave counters at zero, so calls of one stream can share them for ever, if they are few; a
+// captured graph, which may run on any stream later, gets its own.
 i32* Call::counters(i32 count) {
   constexpr i32 kMost = 1024;
-  if (count > kMost) unsupported("more than ", kMost, " counters were asked for");
   Stream* const stream = static_cast<Stream*>(problem_.stream);
   int capturing = 0;
   driver_.check(driver_.is_capturing(stream, &capturing), "cuStreamIsCapturing");
-  if (capturing) {
-    void* const own = allocate(count * sizeof(i32));
-    driver_.check(driver_.memset_async(reinterpret_cast<DevicePtr>(own), 0, count, stream),
-                  "clearing counters");
+  if (capturing || count > kMost) {
+    const i64 bytes = count * static_cast<i64>(sizeof(i32));
+    void* const own = allocate(bytes);
+    clear(own, bytes);
     return static_cast<i32*>(own);
   }
   static std::mutex mutex;

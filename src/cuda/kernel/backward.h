@@ -120,12 +120,13 @@ struct BackwardArgs {
   float lse_factor = 0;      // from LSE to neg_lse: -1 / scale, what raw scores start at; where
                              // options adjust products -log2(e), added to what they become
   TileMap key_map, row_map;  // of a mask; of row tiles: deterministic only
-  // What blocks tell each other, zero before:
-  i32* taken = nullptr;     // [5] key tiles; first parts; other parts to prepare; to round;
-                            // last parts
+  // What blocks tell each other: so many counters, zero before and after, of which turns are not.
+  i32 num_counters = 0;
+  i32* taken = nullptr;     // [6] key tiles; first parts; other parts to prepare; to round;
+                            // last parts; warps that are done
   i32* prepared = nullptr;  // [sections] parts of row tiles
   i32* added = nullptr;     // [sections] key tiles whose dQ is added, times the consumers' warps
-  i32* turns = nullptr;     // [row_tiles · Hq] the same of a row tile; deterministic only
+  i32* turns = nullptr;     // [row_tiles · Hq] the same of a row tile; deterministic only, zero before
   float *neg_lse = nullptr, *neg_delta = nullptr, *dq_sum = nullptr;
   const void *out = nullptr, *dout = nullptr;   // [B, Hq, Lq, Dv]
   const float *lse = nullptr, *dlse = nullptr;  // [B, Hq, Lq]; dlse may be null

@@ -470,6 +470,15 @@ struct BackwardRows {
       finish(n);
     }
   }
+  /// A warp looks at counters no more; the last one of `warps` a block leaves them as they were found. (The
+  /// loader is done with them before consumers are.)
+  JALI_DEVICE void leave(i32 warps) const {
+    if (this_lane() != 0) return;
+    ptx::fence_device();  // what this warp counted comes before
+    if (atomicAdd(a.taken + 5, 1) != warps * static_cast<i32>(gridDim.x) - 1) return;
+#pragma unroll 1
+    for (i32 n = 0; n < a.num_counters; ++n) a.taken[n] = 0;
+  }
 };
 
 }  // namespace jali::tile

@@ -670,6 +670,7 @@ struct BackwardTiles {
         // PERF: opaque, or what it is made of is kept, too, and spills.
         Rows rows{a, static_cast<u32>(opaque(static_cast<i32>(stages)))};
         rows.work(notes->wanted);
+        rows.leave(kRowWarps + kConsumerWarps);
       } else if constexpr (kFinds) {
         find_cells(mask, sm, notes, warp);
       }
@@ -679,6 +680,7 @@ struct BackwardTiles {
       rows.begin();
       consume(sm, notes, wg - 1);
       rows.end();
+      rows.leave(kRowWarps + kConsumerWarps);
     }
   }
 };
