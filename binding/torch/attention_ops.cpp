@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -210,17 +211,30 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   return {cut(dq, width_of(q)), cut(dk, width_of(k)), cut(dv, width_of(v)), others};
 }
 
+// What gradient_of would make of it.
+TensorView gradient_as_if_on_gpu(const Tensor& input) {
+  TensorView view = view_as_if_on_gpu(input);
+  std::int64_t stride = 1;
+  for (int dim = view.rank; dim-- > 0; stride *= std::max<std::int64_t>(view.shape[dim], 1)) {
+    view.stride[dim] = stride;
+  }
+  return view;
+}
+
 // Of each module: name, compiler's log, bytes, whether it was compiled now, each ended by a zero. Texts
 // travel as their bytes.
 std::vector<std::int64_t> prebuild(const Tensor& q, const Tensor& k, const Tensor& v,
-                                   JALI_OPTIONS_PARAMETERS, bool backward,
-                                   std::vector<std::int64_t> arch) {
+                                   JALI_OPTIONS_PARAMETERS, bool backward, bool need_bias,
+                                   bool need_key_bias, std::vector<std::int64_t> arch) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS_SEEN(&view_as_if_on_gpu);
   if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(width_of(q)));
+  AttentionGrads grads;
+  if (bias && need_bias) grads.dbias = gradient_as_if_on_gpu(*bias);
+  if (key_bias && need_key_bias) grads.dkey_bias = gradient_as_if_on_gpu(*key_bias);
   const std::vector<BuiltModule> built = jali::prebuild(
       view_suited_to_gpu(q), view_suited_to_gpu(k), view_suited_to_gpu(v),
-      JALI_MASK_SEEN(&view_as_if_on_gpu), options, backward, {arch.begin(), arch.end()});
+      JALI_MASK_SEEN(&view_as_if_on_gpu), options, backward, grads, {arch.begin(), arch.end()});
   std::vector<std::int64_t> text;
   for (const BuiltModule& module : built) {
     for (const std::string& field : {module.name, module.log, std::to_string(module.bytes),
@@ -274,7 +288,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
       ") -> (Tensor out, Tensor lse, Tensor dq, Tensor dk, Tensor dv, Tensor dbias, "
       "Tensor dkey_bias, Tensor dsinks)");
   m.def("prebuild(Tensor q, Tensor k, Tensor v, " JALI_OPTIONS_SCHEMA
-        ", *, bool backward, int[] arch) -> int[]");
+        ", *, bool backward, bool need_bias=False, bool need_key_bias=False, int[] arch) -> int[]");
 }
 
 // Reads no memory: tensors may be anywhere.

@@ -259,11 +259,11 @@ struct BuiltModule {
 };
 /// Compiles the GPU kernels that attention_forward (and, with `backward`, attention_backward) would
 /// use for such a call into the cache on disk; needs no GPU. The views tell dtypes, shapes and
-/// strides; they and the mask's tables must say DeviceType::kCUDA, and no memory is read. arch: e.g.
-/// "sm_90a".
+/// strides; they and the mask's tables must say DeviceType::kCUDA, and no memory is read. Of grads,
+/// dbias and dkey_bias are looked at: whether these are wanted. arch: e.g. "sm_90a".
 std::vector<BuiltModule> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
                                   const Mask& mask, const AttentionOptions& options, bool backward,
-                                  const std::string& arch);
+                                  const AttentionGrads& grads, const std::string& arch);
 
 /// The slow, independent fp64 specification of attention_forward (and, where grads.dq is given, of
 /// attention_backward with dout and dlse): every cell in turn. Inputs of any supported dtype; out,

@@ -82,7 +82,8 @@ def prebuild(
 
     Args:
         q, k, v, mask: As for `attention`, or with cu_seqlens as for `attention_varlen`.
-        backward: Also the kernels of the gradients.
+        backward: Also the kernels of the gradients; those of bias and key_bias where these have
+            requires_grad.
         arch: The GPU's architecture as the compiler calls it; "sm_90a": H100, H200.
         scale, bias, key_bias, alibi_slopes, softcap, sinks, dropout_p, q_offset, layout,
             deterministic, cu_seqlens_q, cu_seqlens_k: As for `attention` and `attention_varlen`.
@@ -98,6 +99,10 @@ def prebuild(
         >>> q = k = v = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16, device="meta")
         >>> kernels = jali.prebuild(q, k, v, jali.CausalMask())  # doctest: +SKIP
     """
+    wanted = {
+        "need_bias": bias is not None and bias.requires_grad,
+        "need_key_bias": key_bias is not None and key_bias.requires_grad,
+    }
     q, k, v = heads_first(layout, q, k, v)
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         cu_seqlens_q = int_table(cu_seqlens_q, "prebuild", "cu_seqlens_q", 1)
@@ -123,7 +128,7 @@ def prebuild(
     )
     try:
         text = torch.ops.jali.prebuild(
-            q, k, v, **given, backward=backward, arch=list(arch.encode())
+            q, k, v, **given, **wanted, backward=backward, arch=list(arch.encode())
         )
     except RuntimeError as error:
         raise_as_python(error)

@@ -63,15 +63,21 @@ class Job:
         return prebuild(q, k, v, mask_of(self.mask, self.Lk), backward=backward, arch=arch, **given)
 
 
-def _bias(job: Job) -> dict[str, Any]:
+def _bias(job: Job, needs_grad: bool = False) -> dict[str, Any]:
     shape = (1, job.H, job.Lq, job.Lk)
-    return {"bias": torch.empty(shape, dtype=job.dtype, device="meta")}
+    return {"bias": torch.empty(shape, dtype=job.dtype, device="meta", requires_grad=needs_grad)}
+
+
+def _key_bias(job: Job, needs_grad: bool = False) -> dict[str, Any]:
+    return {"key_bias": torch.empty(1, 1, job.Lk, device="meta", requires_grad=needs_grad)}
 
 
 #: What --options takes: arguments of a call that has the option.
 OPTIONS: dict[str, Any] = {
     "bias": _bias,
-    "key_bias": lambda job: {"key_bias": torch.empty(1, 1, job.Lk, device="meta")},
+    "bias_grad": lambda job: _bias(job, needs_grad=True),
+    "key_bias": _key_bias,
+    "key_bias_grad": lambda job: _key_bias(job, needs_grad=True),
     "alibi": lambda job: {"alibi_slopes": torch.ones(job.H)},
     "softcap": lambda job: {"softcap": 30.0},
     "sinks": lambda job: {"sinks": torch.zeros(job.H)},

@@ -72,12 +72,13 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
 
 std::vector<BuiltModule> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
                                   const Mask& mask, const AttentionOptions& options, bool backward,
-                                  const std::string& arch) {
+                                  const AttentionGrads& grads, const std::string& arch) {
   const CheckedProblem call(q, k, v, mask, options);
+  const BackwardViews views = call.bias_grad_views(grads);
   std::vector<BuiltModule> made;
   for (const Backend* backend : all_backends()) {
     if (backend->device() != call.problem().device) continue;
-    for (BuiltModule& module : backend->prebuild(call.problem(), backward, arch)) {
+    for (BuiltModule& module : backend->prebuild(call.problem(), backward, views, arch)) {
       made.push_back(std::move(module));
     }
   }

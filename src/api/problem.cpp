@@ -308,11 +308,16 @@ void CheckedProblem::check_like(const char* name, const TensorView& grad,
 
 BackwardViews CheckedProblem::grad_views(const AttentionGrads& grads) const {
   const AttentionProblem& p = problem_;
-  BackwardViews views;
+  BackwardViews views = bias_grad_views(grads);
   const i64 rows = p.varlen ? p.Tq : p.Lq, keys = p.varlen ? p.Tk : p.Lk;
   views.dq = tokens_view("dq", grads.dq, p.Hq, rows, p.D, p.dtype);
   views.dk = tokens_view("dk", grads.dk, p.Hkv, keys, p.D, p.dtype);
   views.dv = tokens_view("dv", grads.dv, p.Hkv, keys, p.Dv, p.dtype);
+  return views;
+}
+
+BackwardViews CheckedProblem::bias_grad_views(const AttentionGrads& grads) const {
+  BackwardViews views;
   if (grads.dbias.given()) {
     check_like("dbias", grads.dbias, options_.bias);
     views.dbias = bias_view("dbias", grads.dbias);

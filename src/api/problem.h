@@ -23,6 +23,8 @@ class CheckedProblem {
   /// [B, Hq, Lq] (varlen [Hq, Tq]) in fp32, fp64 for fp64 problems; may be absent.
   HeadView lse_view(const char* name, const TensorView& t) const;
   BackwardViews grad_views(const AttentionGrads& grads) const;
+  /// Those of bias, key_bias and sinks alone.
+  BackwardViews bias_grad_views(const AttentionGrads& grads) const;
 
  private:
   HeadView tokens_view(const char* name, const TensorView& t, i64 heads, i64 tokens, i64 width,

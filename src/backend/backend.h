@@ -114,8 +114,9 @@ class Backend {
                         const BackwardViews& grads) const = 0;
 
   /// Compiles for `arch` what such a problem would run, if the backend compiles at run time, with or
-  /// without what a backward pass needs. Reads no memory.
+  /// without what a backward pass needs; of grads, those of biases count. Reads no memory.
   virtual std::vector<BuiltModule> prebuild(const AttentionProblem&, bool /*backward*/,
+                                            const BackwardViews& /*grads*/,
                                             const std::string& /*arch*/) const {
     return {};
   }

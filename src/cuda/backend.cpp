@@ -103,6 +103,7 @@ class CudaBackend final : public Backend {
   }
 
   std::vector<BuiltModule> prebuild(const AttentionProblem& problem, bool backward,
+                                    const BackwardViews& grads,
                                     const std::string& arch) const override {
     DeviceInfo device;
     device.name = arch;
@@ -113,10 +114,9 @@ class CudaBackend final : public Backend {
     if (!forward.best) unsupported("no GPU kernel can run this forward: ", forward.fit.reason);
     texts = forward.best->texts(problem);
     if (backward) {
-      const BackwardViews none;  // gradients of biases are compiled for when they are asked for
-      const Choice<BackwardVariant> choice = choose_backward(problem, none, device);
+      const Choice<BackwardVariant> choice = choose_backward(problem, grads, device);
       if (!choice.best) unsupported("no GPU kernel can run this backward: ", choice.fit.reason);
-      for (KernelText& text : choice.best->texts(problem, none)) {
+      for (KernelText& text : choice.best->texts(problem, grads)) {
         texts.push_back(std::move(text));
       }
     }

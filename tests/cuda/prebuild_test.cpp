@@ -24,7 +24,7 @@ TensorView tokens(DType dtype, int heads, int length, int dim) {
 std::size_t made(const Mask& mask, int D, int Dv, DType dtype, bool backward,
                  const AttentionOptions& options = {}) {
   return prebuild(tokens(dtype, 4, 300, D), tokens(dtype, 2, 500, D), tokens(dtype, 2, 500, Dv),
-                  mask, options, backward, "sm_90a")
+                  mask, options, backward, {}, "sm_90a")
       .size();
 }
 

@@ -130,6 +130,24 @@ def test_options_compile_to_good_kernels() -> None:
     assert {x.module for x in deterministic} != {x.module for x in jali.prebuild(*call(), causal)}
 
 
+def test_gradients_of_biases_are_compiled_for_where_they_require_one() -> None:
+    def backward(**biases: torch.Tensor) -> tuple[str, set[str]]:
+        kernels = jali.prebuild(*call(), causal, **biases)
+        assert all(x.clean for x in kernels), [x for x in kernels if not x.clean]
+        [module] = {x.module for x in kernels if x.name == "backward"}
+        return module, {x.name for x in kernels if x.module == module}
+
+    of_cells = torch.empty(B, HQ, LQ, LK, dtype=torch.bfloat16, device="meta")
+    of_keys = torch.empty(1, 1, LK, device="meta")
+    sums = {"sum_tokens", "write_cells"}
+    plain, names = backward(bias=of_cells)
+    assert not names & sums
+    assert backward(bias=of_cells.detach().requires_grad_()) != (plain, names)
+    plain, names = backward(key_bias=of_keys)
+    wanted, more = backward(key_bias=of_keys.detach().requires_grad_())
+    assert wanted != plain and not names & sums and sums <= more
+
+
 def test_a_call_is_known_by_its_kind_alone() -> None:
     """Lengths, heads, widths of windows, strides, devices and padded dims change nothing."""
     before = jali.prebuild(*call(40), causal & jali.WindowMask.last(7), backward=False)
