@@ -110,10 +110,11 @@ void check_ranks(const Tensor& q, const Tensor& v, bool varlen) {
   }
 }
 
-// Packed tokens behind the last sequence, which the core does not touch. On a GPU: perhaps.
+// Packed tokens that the core does not touch: on the CPU those behind the last sequence, on a GPU all, if
+// there is no sequence.
 bool has_tail(const MaybeTensor& cu_seqlens, const Tensor& tokens) {
   if (!cu_seqlens) return false;
-  if (cu_seqlens->is_cuda()) return true;
+  if (cu_seqlens->is_cuda()) return cu_seqlens->size(0) < 2;
   TensorView cu = view(*cu_seqlens);
   if (cu.rank != 1 || cu.dtype != DType::kI32 || cu.shape[0] < 1) return true;  // refused later
   auto last = static_cast<const std::int32_t*>(cu.data)[(cu.shape[0] - 1) * cu.stride[0]];
@@ -197,7 +198,7 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   if (gpu) {  // what no kernel visits
     const bool nothing = k.size(k.dim() - 2) == 0 || q.size(0) == 0;
     if (nothing || cu_seqlens_q) clear(dbias);
-    if (nothing) clear(dkey_bias);
+    if (nothing || cu_seqlens_k) clear(dkey_bias);
     if (nothing) clear(dsinks);
   }
   const AttentionGrads grads{view(dq),    view(dk),        view(dv),

@@ -150,6 +150,31 @@ def test_one_head_behind_those_that_all_blocks_begin_with(heads: int, D: int) ->
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("lengths", [[100, 57], [128, 128], [1], [0, 0], []])
+def test_packed_tokens_behind_the_last_sequence_get_zeros(lengths: list[int], D: int) -> None:
+    tokens, used = 700, sum(lengths)
+    ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    sinks = torch.zeros(4, device="cuda")
+    packed = [torch.randn(tokens, H, D, device="cuda", dtype=torch.bfloat16) for H in (4, 2, 2)]
+
+    def call(count: int) -> list:
+        leaves = [x[:count].detach().requires_grad_() for x in packed]
+        # What the allocator gives out again is no number.
+        [torch.full_like(x, torch.nan) for x in packed for _ in range(3)]
+        out, lse = jali.attention_varlen(
+            *leaves, ends, ends, jali.CausalMask(), sinks=sinks, return_lse=True
+        )
+        return [out, lse.mT, *torch.autograd.grad(out.float().sum(), leaves)]
+
+    given = call(tokens)
+    if used > 0:
+        for a, b in zip(given, call(used), strict=True):
+            torch.testing.assert_close(a[:used], b, rtol=0, atol=2e-2)
+    for x, expected in zip(given, (0, -torch.inf, 0, 0, 0), strict=True):
+        assert (x[used:] == expected).all()
+
+
 def test_odd_head_dims_and_strides_are_copied() -> None:
     for D in (1, 3, 36, 100):
         tensors = inputs(130, D=D)

@@ -16,7 +16,10 @@ struct Sequences {
   i64 q_offsets_step = 0;          // elements
   const i32* cu_q = nullptr;       // [B + 1]: varlen
   const i32* cu_k = nullptr;
+  i32 tokens_q = 0, tokens_k = 0;  // varlen: packed, behind the last sequence, too
   JALI_HD bool varlen() const { return cu_q != nullptr; }
+  /// Whether packed tokens behind a sequence belong to none.
+  JALI_HD bool has_tail(i32 b) const { return varlen() && b == B - 1; }
 };
 
 JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 h) {

@@ -183,7 +183,18 @@ struct BackwardRows {
       for (i32 n = 0; n < run.parts; ++n) write_sink(run, n, 0);
     }
     __syncwarp();
+    if (a.seq.has_tail(run.b)) clear_tail(run);
     ptx::release_if(a.prepared + a.row_order().section_of(n), run.parts, this_lane() == 0);
+  }
+  /// Packed tokens behind the last sequence have no gradient.
+  JALI_DEVICE void clear_tail(const Run& run) const {
+    const i32 end = min_of(run.parts * kPartRows, a.seq.tokens_q - run.token);
+#pragma unroll 1
+    for (i32 row = max_of(run.rows, 0); row < end; ++row) {
+      u16* const to = row_at(a.dq, a.dq_strides, run, row);
+#pragma unroll 1
+      for (i32 d = this_lane(); d < a.D; d += 32) to[d] = 0;
+    }
   }
   /// Adds the products of 64 columns of 16 rows of out and dout that this lane has of the diagonal, of rows
   /// 0 to 7 and 8 to 15. Which columns a lane multiplies first does not matter as long as they are the same

@@ -244,11 +244,14 @@ struct BackwardTiles {
     }
   };
 
-  /// Keys that nobody sees.
-  JALI_DEVICE static void write_zeros(const BackwardArgs& a, const Item& item, i32 lane) {
-    const i32 keys = min_of(kKeys, item.f.num_keys - item.key);
-    for (i32 r = 0; r < keys; ++r) {
-      const i64 token = i64(item.f.k_start) + item.key + r;
+  /// Keys that nobody sees: all, unless `any` row tile is active, and packed tokens behind the last sequence.
+  JALI_DEVICE static void write_zeros(const BackwardArgs& a, const Item& item, bool any, i32 lane) {
+    const Frame& f = item.f;
+    const i32 keys = a.seq.has_tail(f.b) ? a.seq.tokens_k - f.k_start : f.num_keys;
+    const i32 end = min_of(item.key + kKeys, keys);
+#pragma unroll 1
+    for (i32 key = any ? max_of(item.key, f.num_keys) : item.key; key < end; ++key) {
+      const i64 token = i64(f.k_start) + key;
       u16* dk = static_cast<u16*>(a.dk) + cuda::offset(a.dk_strides, item.f.b, item.h_kv, token);
       u16* dv = static_cast<u16*>(a.dv) + cuda::offset(a.dv_strides, item.f.b, item.h_kv, token);
       for (i32 d = lane; d < a.D; d += 32) dk[d] = 0;
@@ -375,10 +378,11 @@ struct BackwardTiles {
         f.h += g;
         visit_head(item, f);
       }
-      if (first) {  // consumers will not hear of it
-        const Item item = copy(loader.prepared(broadcast(loader.items), false));
-        write_zeros(a, item, lane);
-        if (lane == 0) atomicAdd(a.added + item.section, kConsumerWarps);
+      if (first || varlen) {
+        const Item item = copy(loader.prepared(broadcast(loader.items), !first));
+        write_zeros(a, item, !first, lane);
+        // Consumers will not hear of it.
+        if (first && lane == 0) atomicAdd(a.added + item.section, kConsumerWarps);
       }
       take_next();
       __syncwarp();

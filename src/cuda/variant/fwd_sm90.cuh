@@ -351,17 +351,22 @@ struct Forward {
   }
 
   // ---- planner --------------------------------------------------------------------------------
-  /// A row tile whose rows see no key: zeros.
-  JALI_DEVICE static void write_empty(const ForwardArgs& a, const RowTile& t, i32 lane) {
-    const i32 rows = min_of(kRows, t.f.num_rows - t.row), parts = opaque(a.Dv) / 8;
-    const float lse = kOptions.sinks ? a.scores.sinks[t.f.h] : -infinity();
+  /// Zeros for the rows of a tile that see no key: all, unless `any` key tile is active, and packed tokens
+  /// behind the last sequence.
+  JALI_DEVICE static void write_empty(const ForwardArgs& a, const RowTile& t, bool any, i32 lane) {
+    const i32 rows = a.seq.has_tail(t.f.b) ? a.seq.tokens_q - t.f.q_start : t.f.num_rows;
+    const i32 begin = any ? max_of(t.row, t.f.num_rows) : t.row, end = min_of(t.row + kRows, rows);
+    const i32 parts = opaque(a.Dv) / 8;
 #pragma unroll 1
-    for (i32 n = lane; n < rows * parts; n += 32) {
-      u16* out = static_cast<u16*>(a.out) + t.out(a, t.row + n / parts) + n % parts * 8;
+    for (i32 n = lane; n < (end - begin) * parts; n += 32) {
+      u16* out = static_cast<u16*>(a.out) + t.out(a, begin + n / parts) + n % parts * 8;
       *reinterpret_cast<uint4*>(out) = uint4{0, 0, 0, 0};
     }
 #pragma unroll 1
-    for (i32 r = lane; r < rows; r += 32) a.lse[t.lse(a, t.row + r)] = lse;
+    for (i32 r = begin + lane; r < end; r += 32) {
+      const bool sinks = kOptions.sinks && r < t.f.num_rows;
+      a.lse[t.lse(a, r)] = sinks ? a.scores.sinks[t.f.h] : -infinity();
+    }
   }
 
   /// The active key tiles of a row tile, the last one first, 32 classified at a time.
@@ -439,25 +444,22 @@ struct Forward {
       }
       i32 next = 0;
       if (lane == 0) next = atomicAdd(a.counter, 1) + a.num_blocks;
+      bool any = false;  // key tile is active
       if (RowTile::load(own).has_rows()) {
-        bool first = true;
         auto visit = [&](i32 index, bool partial) {
           if (lane == 0) {
             const RowTile t = RowTile::load(own);
             if constexpr (kLinear) partial |= t.side(index * kKeys) == Side::kAcross;
-            note(index << 3 | (first ? kFirst : 0) | (partial ? kPartial : 0),
+            note(index << 3 | (any ? 0 : kFirst) | (partial ? kPartial : 0),
                  t.f.k_start + index * kKeys, a.seq.varlen() ? 0 : t.f.b, t.f.h / a.seq.group);
           }
           ++num_notes;
-          first = false;
+          any = true;
         };
         visit_tiles(a, mask, own, lane, visit);
-        if (first) {
-          write_empty(a, RowTile::load(own), lane);
-        } else {
-          ++opened;
-        }
       }
+      write_empty(a, RowTile::load(own), any, lane);
+      opened += any;
       tile = broadcast(next);
     }
     if (lane == 0) {
