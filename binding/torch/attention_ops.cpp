@@ -196,7 +196,9 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
     clear(dkey_bias);
   }
   if (gpu) {  // what no kernel visits
-    const bool nothing = k.size(k.dim() - 2) == 0 || q.size(0) == 0;
+    const bool nothing = cu_seqlens_k
+                             ? k.size(0) == 0 || q.size(0) == 0 || cu_seqlens_k->size(0) < 2
+                             : k.size(2) == 0 || q.size(0) == 0;
     if (nothing || cu_seqlens_q) clear(dbias);
     if (nothing || cu_seqlens_k) clear(dkey_bias);
     if (nothing) clear(dsinks);

@@ -93,6 +93,9 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
   }
   check_range("B", shape.B, 0, kMaxLength);
   mask_ = std::make_unique<BoundMask>(mask, shape);
+  const bool no_cells = p.varlen ? p.Tq == 0 || p.Tk == 0 : shape.Lq == 0 || shape.Lk == 0;
+  // NOTE: a table without elements has no address that a GPU could read; here no mask matters.
+  if (no_cells && mask_->on_gpu()) mask_ = std::make_unique<BoundMask>(Mask(), shape);
   p.mask = mask_.get();
   p.B = static_cast<i32>(shape.B);
   p.Lq = mask_->longest_rows();

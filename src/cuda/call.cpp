@@ -1,7 +1,10 @@
 #include "cuda/call.h"
 
+#include <cstdint>
 #include <map>
 #include <mutex>
+#include <thread>
+#include <tuple>
 
 #include "base/error.h"
 
@@ -82,9 +85,12 @@ i32* Call::counters(i32 count) {
     return static_cast<i32*>(own);
   }
   static std::mutex mutex;
-  static std::map<std::pair<int, Stream*>, DevicePtr> shared;
+  // CU_STREAM_PER_THREAD is another stream in every thread.
+  const bool of_thread = reinterpret_cast<std::uintptr_t>(stream) == 2;
+  const std::thread::id thread = of_thread ? std::this_thread::get_id() : std::thread::id();
+  static std::map<std::tuple<int, Stream*, std::thread::id>, DevicePtr> shared;
   const std::lock_guard<std::mutex> lock(mutex);
-  DevicePtr& address = shared[{problem_.device_index, stream}];
+  DevicePtr& address = shared[{problem_.device_index, stream, thread}];
   if (!address) {
     DevicePtr fresh = 0;
     driver_.check(driver_.allocate(&fresh, kMost * sizeof(i32)), "allocating counters");
@@ -210,7 +216,9 @@ TensorMap tensor_map(const char* name, const HeadView& view, i32 width, i64 toke
   const u64 strides[3] = {static_cast<u64>(bytes(view.stride_l, tokens)),
                           static_cast<u64>(bytes(view.stride_h, heads)),
                           static_cast<u64>(bytes(view.stride_b, batches))};
-  const u64 at = reinterpret_cast<u64>(view.data);
+  // Tensors without elements have no address, but an encoding needs one; nothing is copied from it.
+  void* const data = view.data ? view.data : reinterpret_cast<void*>(kAlignment);
+  const u64 at = reinterpret_cast<u64>(data);
   if ((at | strides[0] | strides[1] | strides[2]) % 16 != 0) {
     value_error(name,
                 ": its address and the strides of its tokens, heads and batch must be "
@@ -219,12 +227,11 @@ TensorMap tensor_map(const char* name, const HeadView& view, i32 width, i64 toke
   }
   const u32 box[4] = {64, static_cast<u32>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
   TensorMap map;
-  Driver::get().check(
-      Driver::get().tensor_map(&map, view.dtype == DType::kBF16 ? kBF16 : kF16, 4, view.data,
-                               reinterpret_cast<const std::uint64_t*>(dims),
-                               reinterpret_cast<const std::uint64_t*>(strides), box, steps, 0,
-                               kSwizzle128, kL2Promotion256, 0),
-      name);
+  Driver::get().check(Driver::get().tensor_map(&map, view.dtype == DType::kBF16 ? kBF16 : kF16, 4,
+                                               data, reinterpret_cast<const std::uint64_t*>(dims),
+                                               reinterpret_cast<const std::uint64_t*>(strides), box,
+                                               steps, 0, kSwizzle128, kL2Promotion256, 0),
+                      name);
   return map;
 }
 
