@@ -105,8 +105,12 @@ std::vector<std::int64_t> bytes_of(const std::string& text) { return {text.begin
 std::tuple<std::vector<std::int64_t>, double, std::vector<std::int64_t>> explain(
     JALI_SHAPE_PARAMETERS, Tensor q, std::int64_t Dv) {
   const TensorView like = view(q);
-  Explanation e = jali::explain(JALI_MASK, JALI_SHAPE, q.size(q.dim() - 1), Dv, like.dtype,
-                                like.device, like.device_index);
+  // On a GPU other dims are padded, as attention does.
+  const auto padded = [&](std::int64_t width) {
+    return like.device == DeviceType::kCUDA ? (width + 7) / 8 * 8 : width;
+  };
+  Explanation e = jali::explain(JALI_MASK, JALI_SHAPE, padded(q.size(q.dim() - 1)), padded(Dv),
+                                like.dtype, like.device, like.device_index);
   return {{e.tile_rows, e.tile_keys, e.num_empty, e.num_partial, e.num_full, e.num_visible,
            e.plan_bytes},
           e.plan_seconds,

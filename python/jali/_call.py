@@ -13,7 +13,7 @@ from torch import Tensor
 from ._convert import int_param, readable
 from ._mask import CallContext, Flat, Mask
 from ._ops import Given
-from ._table_masks import DenseMask
+from ._table_masks import BlockSparseMask, DenseMask
 
 _DENSE_LIMIT = 2**28  # cells of a foreign mask that are still evaluated
 
@@ -65,6 +65,10 @@ def prepare(
         q_offset = _planned_offset(mask, q_offset)
     if q_offset is not None and type(q_offset) is not int:
         q_offset = int_param(q_offset, "attention", "q_offset")
+        if isinstance(q_offset, Tensor) and q_offset.is_meta and not q.is_meta:
+            raise TypeError(
+                f"q_offset is on device meta but q on {q.device}; move it to one device"
+            )
     given: Given = {}
     if mask is not None:
         if isinstance(mask, Tensor) and mask.is_floating_point():
@@ -89,6 +93,7 @@ def prepare(
             key_bias = key_bias[(None,) * (rank - key_bias.dim())]
         given["key_bias"] = key_bias
     if alibi_slopes is not None:
+        _no_gradient("alibi_slopes", alibi_slopes)
         given["alibi_slopes"] = alibi_slopes.to(torch.float32).contiguous()
     if sinks is not None:
         given["sinks"] = sinks.to(torch.float32).contiguous() if q.is_cuda else sinks
@@ -102,12 +107,29 @@ def prepare(
         given["dropout_p"] = dropout_p
         given["seed"] = make_seed(seed, q.device)
     if scale is not None:
+        _no_gradient("scale", scale)
         given["scale"] = scale
     if softcap:
+        _no_gradient("softcap", softcap)
         given["softcap"] = softcap
-    if deterministic or torch.are_deterministic_algorithms_enabled():
+    if deterministic or _asks_for_determinism():
         given["deterministic"] = True
     return given
+
+
+def _no_gradient(name: str, value: Any) -> None:
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"{name} requires a gradient, which attention does not compute: pass {name}.detach(), "
+            "or say it by what has one (multiply q by a learned scale, add slopes as a bias)"
+        )
+
+
+def _asks_for_determinism() -> bool:
+    return (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
 
 
 def heads_first(layout: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -156,6 +178,8 @@ def make_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
                 f"seed must be an int or an int64 tensor of one element, got {seed.dtype} with "
                 f"{seed.numel()} elements"
             )
+        if seed.device != device and seed.device.type != "cpu":
+            raise TypeError(f"seed is on device {seed.device} but q on {device}; move it there")
         return seed.reshape(())
     if isinstance(seed, bool) or not isinstance(seed, (int, torch.SymInt)):
         raise TypeError(f"seed must be an int or an int64 tensor, got {type(seed).__name__}")
@@ -190,6 +214,8 @@ def as_mask(mask: Any, ctx: CallContext) -> Mask:
             )
         return DenseMask(mask)
     function = getattr(mask, "mask_mod", mask)
+    if hasattr(mask, "kv_indices") and getattr(function, "__name__", "") == "noop_mask":
+        return _of_blocks(mask, ctx)
     if callable(function):
         return _from_function(function, ctx)
     if callable(getattr(mask, "dense", None)):
@@ -199,6 +225,26 @@ def as_mask(mask: Any, ctx: CallContext) -> Mask:
         "mask must be a jali Mask, a bool or float tensor, a FlexAttention BlockMask or a "
         f"function of (b, h, q, k), got {type(mask).__name__}"
     )
+
+
+def _of_blocks(mask: Any, ctx: CallContext) -> Mask:
+    """A BlockMask whose mask_mod hides nothing, as from_kv_blocks makes it: its blocks."""
+    rows, keys = mask.BLOCK_SIZE
+    columns = -(-ctx.Lk // keys)
+    blocks = None
+    for count, index in (
+        (mask.kv_num_blocks, mask.kv_indices),
+        (mask.full_kv_num_blocks, mask.full_kv_indices),
+    ):
+        if index is None:
+            continue
+        # Behind their count, indices may be anything.
+        listed = torch.arange(index.shape[-1], device=index.device) < count[..., None]
+        place = index.long().clamp(0, max(columns - 1, 0))
+        found = torch.zeros(*index.shape[:-1], columns, dtype=torch.int32, device=index.device)
+        found = found.scatter_add(-1, place, listed.int()) > 0
+        blocks = found if blocks is None else blocks | found
+    return BlockSparseMask(blocks, (rows, keys))
 
 
 def _from_function(function: Callable[..., Any], ctx: CallContext) -> Mask:
@@ -271,7 +317,19 @@ def _shown(offset: int | Tensor | None) -> object:
     return offset.tolist() if isinstance(offset, Tensor) else offset
 
 
+def unplanned(mask: Any, q_offset: int | Tensor | None) -> tuple[Any, int | Tensor | None]:
+    """What a plan was made from, and its offset; anything else as it is."""
+    if not isinstance(mask, Plan):
+        return mask, q_offset
+    return mask.mask, _planned_offset(mask, q_offset)
+
+
 def _check_plan(plan: Plan, ctx: CallContext) -> None:
+    if ctx.cu_seqlens_q is not None and plan.mask._needs_call:
+        raise ValueError(
+            "a plan of a mask that depends on the call (DynamicMask, TokenIndexMask, ...) knows no "
+            "packed sequences; pass the mask itself to attention_varlen"
+        )
     planned = (plan.B, plan.Hq, plan.Hkv, plan.Lq, plan.Lk)
     if planned != ctx[:5]:
         raise ValueError(

@@ -31,6 +31,12 @@ def check_values(q: Tensor, k: Tensor, given: _ops.Given) -> None:
         assert options.cu_seqlens_q is not None
         B, (Tq, Hq, _), (Tk, Hkv, _) = options.cu_seqlens_q.shape[0] - 1, q.shape, k.shape
         Lq, Lk = 0, 0
+        for name, tokens in (("q", Tq), ("k", Tk)):
+            cu = getattr(options, f"cu_seqlens_{name}")
+            if len(cu) > 0 and int(cu[-1]) > tokens:
+                raise ValueError(
+                    f"cu_seqlens_{name} ends at {int(cu[-1])}, but {name} has {tokens} tokens"
+                )
     else:
         (B, Hq, Lq, _), (_, Hkv, Lk, _) = q.shape, k.shape
         Tq = Tk = -1

@@ -85,7 +85,7 @@ def _empty_in_order(shape: Sequence[int], like: Tensor) -> Tensor:
     stride = 1
     for d in reversed(order):
         strides[d] = stride
-        stride = stride * max(shape[d], 1)
+        stride = stride * torch.sym_max(shape[d], 1)  # lengths may not be known in a graph
     return like.new_empty_strided(shape, strides)
 
 
@@ -218,6 +218,7 @@ def _join(numbers: Given, names: Sequence[str], tensors: Sequence[Tensor]) -> Gi
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.numbers, ctx.names, *tensors = inputs
+    ctx.num_tables = len(tensors) - 3 - len(ctx.names)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, *tensors)
 
@@ -377,8 +378,8 @@ def _graph_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple
     flags = zip(places, ctx.needs_input_grad, strict=True)
     needed = [name for name, need in flags if need and name in _DIFFERENTIABLE]
     grads: Any = _gradients(ctx, needed, dout, dlse)
-    tables = len(ctx.saved_tensors) - 5 - len(ctx.names)
-    grads["tables"] = [None] * tables if tables else None
+    # Not by ctx.saved_tensors: under checkpointing they are unpacked once.
+    grads["tables"] = [None] * ctx.num_tables if ctx.num_tables else None
     return tuple(grads.get(name) for name in places)
 
 

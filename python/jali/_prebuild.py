@@ -78,7 +78,10 @@ def prebuild(
     Needs NVRTC (`pip install nvidia-cuda-nvrtc`) but no GPU. Kernels depend on dtypes, head dims,
     the structure of the mask and which options are given; not on lengths, numbers of heads, widths
     or what is in a tensor. So any tensors of the right kind will do, on any device: meta tensors
-    need no memory.
+    need no memory. Two exceptions: a bias over rows and keys has other kernels where its keys or
+    strides are odd, and, if its gradient is wanted, where sequences or query heads share it (pass
+    it with the B and the heads of the calls); a predicate may need 64-bit numbers for long
+    sequences.
 
     Args:
         q, k, v, mask: As for `attention`, or with cu_seqlens as for `attention_varlen`.
@@ -99,8 +102,9 @@ def prebuild(
         >>> q = k = v = torch.empty(1, 1, 1, 128, dtype=torch.bfloat16, device="meta")
         >>> kernels = jali.prebuild(q, k, v, jali.CausalMask())  # doctest: +SKIP
     """
+    cells = [x for x in (bias, mask) if isinstance(x, Tensor) and x.is_floating_point()]
     wanted = {
-        "need_bias": bias is not None and bias.requires_grad,
+        "need_bias": any(x.requires_grad for x in cells),
         "need_key_bias": key_bias is not None and key_bias.requires_grad,
     }
     q, k, v = heads_first(layout, q, k, v)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _check, _ops
-from ._call import Plan, as_mask, heads_first, prepare
+from ._call import Plan, as_mask, heads_first, prepare, unplanned
 from ._convert import int_param, int_table
 from ._library import raise_as_python
 from ._mask import CallContext
@@ -236,6 +236,7 @@ def _probs(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, **options: Any) -> T
     """The probabilities by dense PyTorch."""
     from . import reference
 
+    mask, options["q_offset"] = unplanned(mask, options["q_offset"])
     cu_q, cu_k = options.pop("cu_seqlens", (None, None))
     if cu_q is None:
         return reference.attention(q, k, v, mask, return_probs=True, **options)[-1]

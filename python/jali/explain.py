@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call import as_mask, context, heads_first
+from ._call import as_mask, context, heads_first, unplanned
 from ._convert import int_table
 from ._library import raise_as_python
 from .tiles import on_cpu, shape_arguments
@@ -85,6 +85,7 @@ def explain(
         An `Explanation`.
     """
     q, k, v = heads_first(layout, q, k, v)
+    mask, q_offset = unplanned(mask, q_offset)
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         cu_seqlens_q = int_table(cu_seqlens_q, "explain", "cu_seqlens_q", 1)
         cu_seqlens_k = int_table(cu_seqlens_k, "explain", "cu_seqlens_k", 1)

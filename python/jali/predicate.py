@@ -49,6 +49,11 @@ class Expression:
     scalars: tuple[int, ...]
     tables: tuple[Tensor, ...]
 
+    @property
+    def device(self) -> torch.device | None:
+        """Of the tables; None: there are none."""
+        return self.tables[0].device if self.tables else None
+
     @staticmethod
     def trace(fn: Callable[..., Any]) -> Expression:
         """Calls `fn(b, h, q, k)` once with symbols. Raises what the tracer raises."""

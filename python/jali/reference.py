@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call import as_mask, context, make_seed
+from ._call import as_mask, context, make_seed, unplanned
 from .tiles import dense
 
 
@@ -54,6 +54,7 @@ def attention(
     elif isinstance(mask, Tensor):
         visible = per_head(mask[(None,) * (4 - mask.dim())])
     elif mask is not None:
+        mask, q_offset = unplanned(mask, q_offset)
         mask = as_mask(mask, context(q, k, q_offset, None, None))
         visible = mask.dense(B, Hq, Lq, Lk, q_offset=q_offset, num_kv_heads=Hkv)
 
@@ -123,6 +124,7 @@ def attention_varlen(
     if isinstance(mask, Tensor) and mask.is_floating_point():
         bias, mask = mask if bias is None else mask + bias, None
     if mask is not None:
+        mask, q_offset = unplanned(mask, q_offset)
         ctx = context(q, k, q_offset, cu_seqlens_q, cu_seqlens_k)
         mask = dense(
             as_mask(mask, ctx),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 HQ, HKV, D = 4, 2, 8
 
@@ -171,6 +172,39 @@ def test_export(strict: bool) -> None:
     for L in (16, 31):
         args = qkv(L, grad=False)
         torch.testing.assert_close(program.module()(*args), layer(*args))
+
+
+def test_an_exported_program_can_be_checkpointed() -> None:
+    mask = jali.CausalMask() & jali.DocumentMask((torch.arange(9) // 4).int()[None])
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return jali.attention(q, q, q, mask)
+
+    q = torch.randn(1, 2, 9, 8, requires_grad=True)
+    exported = torch.export.export(Layer(), (q,)).module()
+    checkpoint(exported, q, use_reentrant=False).sum().backward()
+    got, q.grad = q.grad, None
+    Layer()(q).sum().backward()
+    torch.testing.assert_close(got, q.grad)
+
+
+def test_lengths_that_a_graph_does_not_know() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def kept(x: Tensor, keep: Tensor, ends: Tensor) -> Tensor:
+        x = x[keep]
+        return jali.attention_varlen(x, x, x, ends, ends, jali.CausalMask())
+
+    x = torch.randn(20, 2, 8, requires_grad=True)
+    keep = torch.arange(20) % 3 > 0
+    ends = torch.tensor([0, 5, int(keep.sum())], dtype=torch.int32)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        got = kept(x, keep, ends)
+        [grad] = torch.autograd.grad(got.sum(), x)
+    packed = x[keep]
+    want = jali.attention_varlen(packed, packed, packed, ends, ends, jali.CausalMask())
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(grad, torch.autograd.grad(want.sum(), x)[0])
 
 
 def test_errors_while_tracing_are_the_same() -> None:

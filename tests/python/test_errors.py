@@ -30,6 +30,10 @@ def varlen(cu_q: Any, cu_k: Any, mask: Any = None, **arguments: Any) -> Any:
     )
 
 
+def learnt(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, requires_grad=True)
+
+
 def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
@@ -99,6 +103,17 @@ DEVICES = [
         bias=torch.zeros(1, 1, 1, 12, device="meta"))),
 ]  # fmt: skip
 
+NO_GRADIENT = [
+    fails(NotImplementedError, "scale gradient detach", lambda: attention(scale=learnt())),
+    fails(NotImplementedError, "softcap gradient detach", lambda: attention(softcap=learnt())),
+    fails(NotImplementedError, "alibi_slopes gradient detach", lambda: attention(
+        alibi_slopes=learnt(4))),
+    fails(TypeError, "seed meta cpu", lambda: attention(
+        dropout_p=0.1, seed=torch.zeros((), dtype=torch.int64, device="meta"))),
+    fails(TypeError, "q_offset meta cpu", lambda: attention(
+        q_offset=torch.zeros(2, dtype=torch.int32, device="meta"))),
+]  # fmt: skip
+
 VARLEN = [
     fails(ValueError, "cu_seqlens_q decrease 2 7 3", lambda: varlen([0, 7, 3, 10], [0, 4, 8, 12])),
     fails(ValueError, "cu_seqlens_k decrease", lambda: varlen([0, 4, 10], [0, 13, 12])),
@@ -163,7 +178,8 @@ MASKS = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "call"), SHAPES + DTYPES + NUMBERS + STRIDES + DEVICES + VARLEN + MASKS
+    ("kind", "words", "call"),
+    SHAPES + DTYPES + NUMBERS + NO_GRADIENT + STRIDES + DEVICES + VARLEN + MASKS,
 )
 def test_message(kind: type[Exception], words: list[str], call: Callable[[], Any]) -> None:
     with pytest.raises(kind) as caught:
@@ -207,6 +223,9 @@ def test_checks_of_gpu_calls_see_what_the_cpu_sees() -> None:
     given = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
     with pytest.raises(ValueError, match="decreases"):
         _check.check_values(q, q, given)
+    far = torch.tensor([0, 31], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seqlens_q ends at 31, but q has 30 tokens"):
+        _check.check_values(q, q, {"cu_seqlens_q": far, "cu_seqlens_k": far})
     fine = {"cu_seqlens_q": cu.sort()[0], "cu_seqlens_k": cu.sort()[0]}
     _check.check_values(q, q, fine)
     q = q.bfloat16()

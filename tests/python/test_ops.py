@@ -278,6 +278,21 @@ def test_flex_attention_block_mask() -> None:
     )
 
 
+def test_flex_attention_blocks_without_a_mask_mod() -> None:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    q, k, v = inputs(grad=False)
+    blocks = torch.tensor([[0, 1, 1], [1, 0, 0]]).bool()  # of 4 x 4
+    count = torch.tensor([[[1, 1]]], dtype=torch.int32)
+    index = torch.tensor(
+        [[[[2, 7, 0], [0, 0, 0]]]], dtype=torch.int32
+    )  # behind the count: anything
+    full = torch.tensor([[[1, 0]]], dtype=torch.int32), torch.ones(1, 1, 2, 3, dtype=torch.int32)
+    block_mask = BlockMask.from_kv_blocks(count, index, *full, BLOCK_SIZE=4, compute_q_blocks=False)
+    want = jali.attention(q, k, v, jali.BlockSparseMask(blocks[None, None], (4, 4)))
+    assert torch.equal(jali.attention(q, k, v, block_mask), want)
+
+
 class Stripes:
     """A foreign mask that can only be evaluated."""
 
@@ -327,6 +342,27 @@ def test_plan_is_the_mask_and_checks_the_shape() -> None:
     assert torch.equal(jali.attention(q, k, v, shifted), jali.attention(q, k, v, mask, q_offset=1))
     with pytest.raises(ValueError, match="q_offset = 1, but the call has 2"):
         jali.attention(q, k, v, shifted, q_offset=2)
+
+
+def test_a_plan_brings_its_offset_everywhere() -> None:
+    q, k, v = inputs(grad=False)
+    plan = jali.plan(jali.CausalMask(), B, HQ, HKV, LQ, LK, q_offset=1)
+    out, probs = jali.attention(q, k, v, plan, return_probs=True)
+    torch.testing.assert_close(probs @ v.repeat_interleave(HQ // HKV, 1), out)
+    torch.testing.assert_close(jali.reference.attention(q, k, v, plan), out)
+    visible = jali.CausalMask(1).dense(B, HQ, LQ, LK).sum()
+    assert jali.explain(q, k, v, plan).num_visible == visible
+
+
+def test_a_plan_of_a_derived_mask_is_not_for_packed_sequences() -> None:
+    q, k, v = (x[0].transpose(0, 1) for x in inputs(grad=False))
+    ends = torch.tensor([0, 7]), torch.tensor([0, 11])
+    simple = jali.plan(jali.CausalMask(), 1, HQ, HKV, LQ, LK)
+    want = jali.attention_varlen(q, k, v, *ends, jali.CausalMask())
+    assert torch.equal(jali.attention_varlen(q, k, v, *ends, simple), want)
+    derived = jali.plan(jali.DynamicMask(torch.randn(1, HKV, LK), keep=2), 1, HQ, HKV, LQ, LK)
+    with pytest.raises(ValueError, match="pass the mask itself to attention_varlen"):
+        jali.attention_varlen(q, k, v, *ends, derived)
 
 
 def test_a_plan_refuses_another_tensor_of_offsets() -> None:
@@ -604,5 +640,7 @@ def test_deterministic_algorithms_are_respected() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         assert raw_arguments(q, k).deterministic
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        assert not raw_arguments(q, k).deterministic
     finally:
         torch.use_deterministic_algorithms(False)
