@@ -136,9 +136,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.lse_factor = adjusts_products(backward_options(p)) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
   if (!p.mask->trivial()) {
-    a.key_map = call.tile_map(tile.rows, tile.keys, true);
+    a.key_map = call.tile_map(tile.rows, tile.keys, true, p.deterministic);
     if (p.deterministic) {
-      a.row_map = call.tile_map(tile.rows, tile.keys, false);
+      // NOTE: a tile in one of the maps alone would be a turn that never comes, or one that two take.
+      a.row_map = call.tile_map(tile.rows, tile.keys, false, true);
       a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: turns are in order
     }
   }

@@ -49,8 +49,9 @@ class Call {
   /// The mask's bytes for a kernel parameter. Its stored blocks are there behind the first tile_map().
   void* mask_parameters();
   /// The classes of all tiles of rows x keys, by row tiles (or by key tiles): the source "stored". If
-  /// all heads and sequences share them, with their long lines.
-  TileMap tile_map(i32 rows, i32 keys, bool key_lines);
+  /// all heads and sequences share them, with their long lines. by_tiles: see map_tiles; where both kinds
+  /// of map are wanted.
+  TileMap tile_map(i32 rows, i32 keys, bool key_lines, bool by_tiles = false);
 
   /// Modules that another call will need; they are asked for, and compiled in the background, where
   /// this call has to compile.

@@ -6,8 +6,7 @@
 //           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one;
 //           options of the scores, but not all: backward_fits_options.
 // Tensors   q, dout [B, Hq, Lq, D | Dv] in boxes of {64, kRows, 1, 1}, k, v [B, Hkv, Lk, D | Dv] of
-//           {64, 128, 1, 1}, out and dout once more of {64, 16, 1, 1}, rank-4 maps (D, L or tokens,
-//           heads, B); the rest as BackwardArgs say.
+//           {64, 128, 1, 1}, rank-4 maps (D, L or tokens, heads, B); the rest as BackwardArgs say.
 // Roles     warpgroup 0: warp 0 loads (persistent; takes key tiles from a counter, in the
 //           order of kernel/work_order.h; walks the row tiles of all query heads of the KV head, by a
 //           tile map if there is a mask); warp 1 cares for row tiles (tile/backward_rows.h); warps 2
@@ -31,7 +30,6 @@
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
 //           cells_full and note_empty: one a finder warp (2), of every row tile.
-//           Row stages: 1 arrival + bytes, a warp waits for its own.
 #pragma once
 
 #include "cuda/kernel/backward.h"
