@@ -86,16 +86,20 @@ def prepare(
             if scalars:
                 given["scalars"] = scalars
     if bias is not None:
+        _tensor("bias", bias)
         given["bias"] = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
     if key_bias is not None:
+        _tensor("key_bias", key_bias)
         rank = 3 if cu_seqlens_q is None else 2
         if key_bias.dim() < rank:
             key_bias = key_bias[(None,) * (rank - key_bias.dim())]
         given["key_bias"] = key_bias
     if alibi_slopes is not None:
+        _tensor("alibi_slopes", alibi_slopes)
         _no_gradient("alibi_slopes", alibi_slopes)
         given["alibi_slopes"] = alibi_slopes.to(torch.float32).contiguous()
     if sinks is not None:
+        _tensor("sinks", sinks)
         given["sinks"] = sinks.to(torch.float32).contiguous() if q.is_cuda else sinks
     if cu_seqlens_q is not None:
         given["cu_seqlens_q"] = cu_seqlens_q
@@ -115,6 +119,11 @@ def prepare(
     if deterministic or _asks_for_determinism():
         given["deterministic"] = True
     return given
+
+
+def _tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor")
 
 
 def _no_gradient(name: str, value: Any) -> None:

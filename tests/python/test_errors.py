@@ -103,7 +103,11 @@ DEVICES = [
         bias=torch.zeros(1, 1, 1, 12, device="meta"))),
 ]  # fmt: skip
 
-NO_GRADIENT = [
+OPTIONS = [
+    fails(TypeError, "bias tensor float", lambda: attention(bias=0.5)),
+    fails(TypeError, "key_bias tensor list", lambda: attention(key_bias=[0.5])),
+    fails(TypeError, "alibi_slopes tensor list", lambda: attention(alibi_slopes=[1.0] * 4)),
+    fails(TypeError, "sinks tensor float", lambda: attention(sinks=0.0)),
     fails(NotImplementedError, "scale gradient detach", lambda: attention(scale=learnt())),
     fails(NotImplementedError, "softcap gradient detach", lambda: attention(softcap=learnt())),
     fails(NotImplementedError, "alibi_slopes gradient detach", lambda: attention(
@@ -179,7 +183,7 @@ MASKS = [
 
 @pytest.mark.parametrize(
     ("kind", "words", "call"),
-    SHAPES + DTYPES + NUMBERS + NO_GRADIENT + STRIDES + DEVICES + VARLEN + MASKS,
+    SHAPES + DTYPES + NUMBERS + OPTIONS + STRIDES + DEVICES + VARLEN + MASKS,
 )
 def test_message(kind: type[Exception], words: list[str], call: Callable[[], Any]) -> None:
     with pytest.raises(kind) as caught:

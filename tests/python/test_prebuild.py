@@ -150,6 +150,15 @@ def test_gradients_of_biases_are_compiled_for_where_they_require_one() -> None:
     assert wanted != plain and not names & sums and sums <= more
 
 
+@pytest.mark.parametrize("limit", ["1G", "abc", "0", "-5"])
+def test_a_limit_that_is_no_number_of_megabytes(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JALI_CACHE_LIMIT", limit)
+    with pytest.raises(ValueError, match=f"JALI_CACHE_LIMIT={limit}: expected a whole number"):
+        jali.prebuild(*call(), backward=False)
+
+
 def test_a_call_is_known_by_its_kind_alone() -> None:
     """Lengths, heads, widths of windows, strides, devices and padded dims change nothing."""
     before = jali.prebuild(*call(40), causal & jali.WindowMask.last(7), backward=False)

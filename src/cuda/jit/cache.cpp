@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/env.h"
+#include "base/error.h"
 #include "cuda/jit/sha256.h"
 
 namespace jali::cuda {
@@ -64,8 +66,16 @@ bool write_all(int file, const std::string& bytes) {
 }
 
 std::int64_t limit_bytes() {
-  const std::string megabytes = env("JALI_CACHE_LIMIT");
-  return (megabytes.empty() ? std::int64_t{512} : std::atoll(megabytes.c_str())) << 20;
+  const std::string text = env("JALI_CACHE_LIMIT");
+  std::int64_t megabytes = 512;
+  if (!text.empty()) {
+    const char* const end = text.data() + text.size();
+    const auto read = std::from_chars(text.data(), end, megabytes);
+    if (read.ec != std::errc() || read.ptr != end || megabytes < 1 || megabytes >> 40) {
+      value_error("JALI_CACHE_LIMIT=", text, ": expected a whole number of MB, at least 1");
+    }
+  }
+  return megabytes << 20;
 }
 
 }  // namespace
