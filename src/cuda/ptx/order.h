@@ -45,9 +45,8 @@ JALI_DEVICE i32 glance(const i32* counter) {
 }
 /// Whether *counter >= value; if so, what was released before that is visible, as above.
 JALI_DEVICE bool is_at_least(const i32* counter, i32 value) {
-  i32 x;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
-  if (x < value) return false;
+  if (glance(counter) < value) return false;
+  asm volatile("{\n.reg .b32 x;\nld.acquire.gpu.global.b32 x, [%0];\n}" ::"l"(counter) : "memory");
   fence_proxies();
   return true;
 }
