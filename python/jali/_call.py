@@ -145,7 +145,13 @@ def heads_first(layout: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     """q, k, v in the layout of the operators, [B, heads, L, D]."""
     if layout not in ("bhld", "blhd"):
         raise ValueError(f'layout must be "bhld" or "blhd", got {layout!r}')
-    return tensors if layout == "bhld" else tuple(x.transpose(-2, -3) for x in tensors)
+    if layout == "bhld":
+        return tensors
+    for name, x in zip("qkv", tensors):
+        _tensor(name, x)
+        if x.dim() < 3:
+            raise ValueError(f"{name} has {x.dim()} dims; expected [B, L, heads, D]")
+    return tuple(x.transpose(-2, -3) for x in tensors)
 
 
 def context(
@@ -192,6 +198,8 @@ def make_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
         return seed.reshape(())
     if isinstance(seed, bool) or not isinstance(seed, (int, torch.SymInt)):
         raise TypeError(f"seed must be an int or an int64 tensor, got {type(seed).__name__}")
+    if isinstance(seed, int) and not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must fit in 64 bits, got {seed}")
     return torch.full((), seed, dtype=torch.int64, device=device)
 
 

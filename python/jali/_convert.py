@@ -33,7 +33,7 @@ def int_param(value: Any, owner: str, name: str, *, optional: bool = True) -> In
     if value is None and optional:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
-        return value
+        return _in_64_bits(value, owner, name)
     if isinstance(value, torch.SymInt):
         return value
     if isinstance(value, Tensor):
@@ -48,6 +48,12 @@ def int_param(value: Any, owner: str, name: str, *, optional: bool = True) -> In
     raise TypeError(
         f"{owner}: {name} must be an int or a 1-D int tensor{none}, got {type(value).__name__}"
     )
+
+
+def _in_64_bits(number: int, owner: str, name: str) -> int:
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{owner}: {name} must fit in 64 bits, got {number}")
+    return number
 
 
 def one_int(value: Any, owner: str, name: str, *, least: int | None = None) -> int:

@@ -211,6 +211,8 @@ def attention_varlen(
 
 def run(q: Tensor, k: Tensor, v: Tensor, given: _ops.Given) -> tuple[Tensor, Tensor]:
     """Calls the operator; its errors become Python's."""
+    if not isinstance(v, Tensor):
+        raise TypeError(f"v must be a tensor, got {type(v).__name__}; use torch.as_tensor")
     if forward_ad._current_level >= 0:
         _no_tangents(q, k, v, *(given.get(n) for n in ("bias", "key_bias", "sinks")))
     checked = _check.LEVEL and q.is_cuda and not torch.compiler.is_compiling()

@@ -104,6 +104,11 @@ DEVICES = [
 ]  # fmt: skip
 
 OPTIONS = [
+    fails(ValueError, "seed 64 bits", lambda: attention(dropout_p=0.1, seed=2**63)),
+    fails(ValueError, "left 64 bits", lambda: attention(jali.WindowMask(2**70, 0))),
+    fails(TypeError, "v tensor list", lambda: attention(v=[0.5])),
+    fails(ValueError, "q 2 dims [B, L, heads, D]", lambda: attention(
+        q=torch.zeros(3, 8), layout="blhd")),
     fails(TypeError, "bias tensor float", lambda: attention(bias=0.5)),
     fails(TypeError, "key_bias tensor list", lambda: attention(key_bias=[0.5])),
     fails(TypeError, "alibi_slopes tensor list", lambda: attention(alibi_slopes=[1.0] * 4)),
