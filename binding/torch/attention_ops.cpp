@@ -3,7 +3,6 @@
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -196,9 +195,8 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
     clear(dkey_bias);
   }
   if (gpu) {  // what no kernel visits
-    const bool nothing = cu_seqlens_k
-                             ? k.size(0) == 0 || q.size(0) == 0 || cu_seqlens_k->size(0) < 2
-                             : k.size(2) == 0 || q.size(0) == 0;
+    const bool no_sequence = cu_seqlens_q && cu_seqlens_q->size(0) < 2;
+    const bool nothing = no_sequence || k.size(cu_seqlens_k ? 0 : 2) == 0 || q.size(0) == 0;
     if (nothing || cu_seqlens_q) clear(dbias);
     if (nothing || cu_seqlens_k) clear(dkey_bias);
     if (nothing) clear(dsinks);
@@ -214,16 +212,6 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   return {cut(dq, width_of(q)), cut(dk, width_of(k)), cut(dv, width_of(v)), others};
 }
 
-// What gradient_of would make of it.
-TensorView gradient_as_if_on_gpu(const Tensor& input) {
-  TensorView view = view_as_if_on_gpu(input);
-  std::int64_t stride = 1;
-  for (int dim = view.rank; dim-- > 0; stride *= std::max<std::int64_t>(view.shape[dim], 1)) {
-    view.stride[dim] = stride;
-  }
-  return view;
-}
-
 // Of each module: name, compiler's log, bytes, whether it was compiled now, each ended by a zero. Texts
 // travel as their bytes.
 std::vector<std::int64_t> prebuild(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -232,9 +220,9 @@ std::vector<std::int64_t> prebuild(const Tensor& q, const Tensor& k, const Tenso
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS_SEEN(&view_as_if_on_gpu);
   if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(width_of(q)));
-  AttentionGrads grads;
-  if (bias && need_bias) grads.dbias = gradient_as_if_on_gpu(*bias);
-  if (key_bias && need_key_bias) grads.dkey_bias = gradient_as_if_on_gpu(*key_bias);
+  AttentionGrads grads;  // as gradient_of would make them
+  if (need_bias) grads.dbias = with_dense_strides(options.bias);
+  if (need_key_bias) grads.dkey_bias = with_dense_strides(options.key_bias);
   const std::vector<BuiltModule> built = jali::prebuild(
       view_suited_to_gpu(q), view_suited_to_gpu(k), view_suited_to_gpu(v),
       JALI_MASK_SEEN(&view_as_if_on_gpu), options, backward, grads, {arch.begin(), arch.end()});

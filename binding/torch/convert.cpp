@@ -88,6 +88,14 @@ TensorView view_as_if_on_gpu(const Tensor& tensor) {
   return result;
 }
 
+TensorView with_dense_strides(TensorView view) {
+  std::int64_t stride = 1;
+  for (int d = view.rank; d-- > 0; stride *= std::max<std::int64_t>(view.shape[d], 1)) {
+    view.stride[d] = stride;
+  }
+  return view;
+}
+
 std::vector<TensorView> views(const std::vector<Tensor>& tensors, Viewer see) {
   std::vector<TensorView> result;
   result.reserve(tensors.size());

@@ -24,7 +24,10 @@ TensorView view(const MaybeTensor& tensor);
 /// must not be read.
 TensorView view_as_if_on_gpu(const Tensor& tensor);
 
-/// One of the functions above.
+/// The same shape, contiguous.
+TensorView with_dense_strides(TensorView view);
+
+/// One of the functions above that take a tensor.
 using Viewer = TensorView (*)(const Tensor& tensor);
 std::vector<TensorView> views(const std::vector<Tensor>& tensors, Viewer see = view);
 

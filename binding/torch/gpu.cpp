@@ -42,22 +42,20 @@ void* GpuCall::allocate(void* call, std::size_t bytes) {
   return self.memory_.back().mutable_data_ptr();
 }
 
+std::int64_t suited_width(std::int64_t width) {
+  return (width + kElements - 1) / kElements * kElements;
+}
+
 TensorView view_suited_to_gpu(const Tensor& tensor) {
   TensorView view = view_as_if_on_gpu(tensor);
-  std::int64_t stride = 1;
-  for (int d = view.rank; d-- > 0;) {
-    if (d == view.rank - 1) view.shape[d] = (view.shape[d] + kElements - 1) / kElements * kElements;
-    view.stride[d] = stride;
-    stride *= view.shape[d] > 0 ? view.shape[d] : 1;
-  }
-  return view;
+  if (view.rank > 0) view.shape[view.rank - 1] = suited_width(view.size(-1));
+  return with_dense_strides(view);
 }
 
 Tensor suited_to_gpu(const Tensor& tensor) {
   const std::int64_t last = tensor.dim() - 1, width = tensor.size(last);
-  if (width % kElements != 0) {
-    return torch::stable::pad(tensor, {0, kElements - width % kElements});
-  }
+  const std::int64_t missing = suited_width(width) - width;
+  if (missing > 0) return torch::stable::pad(tensor, {0, missing});
   bool suited = reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 16 == 0 &&
                 (width <= 1 || tensor.stride(last) == 1);
   for (std::int64_t d = 0; d < last; ++d) {

@@ -21,6 +21,8 @@ class GpuCall {
   std::vector<Tensor> memory_;
 };
 
+/// A width of rows that suits the copy engine, at least the given one.
+std::int64_t suited_width(std::int64_t width);
 /// What suited_to_gpu would make of such a tensor, as view_as_if_on_gpu says it.
 TensorView view_suited_to_gpu(const Tensor& tensor);
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <tuple>
 
-#include "convert.h"
+#include "gpu.h"
 
 namespace jali::binding {
 namespace {
@@ -105,12 +105,13 @@ std::vector<std::int64_t> bytes_of(const std::string& text) { return {text.begin
 std::tuple<std::vector<std::int64_t>, double, std::vector<std::int64_t>> explain(
     JALI_SHAPE_PARAMETERS, Tensor q, std::int64_t Dv) {
   const TensorView like = view(q);
-  // On a GPU other dims are padded, as attention does.
-  const auto padded = [&](std::int64_t width) {
-    return like.device == DeviceType::kCUDA ? (width + 7) / 8 * 8 : width;
-  };
-  Explanation e = jali::explain(JALI_MASK, JALI_SHAPE, padded(q.size(q.dim() - 1)), padded(Dv),
-                                like.dtype, like.device, like.device_index);
+  std::int64_t D = like.size(-1);
+  if (like.device == DeviceType::kCUDA) {  // as attention pads them
+    D = suited_width(D);
+    Dv = suited_width(Dv);
+  }
+  Explanation e =
+      jali::explain(JALI_MASK, JALI_SHAPE, D, Dv, like.dtype, like.device, like.device_index);
   return {{e.tile_rows, e.tile_keys, e.num_empty, e.num_partial, e.num_full, e.num_visible,
            e.plan_bytes},
           e.plan_seconds,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._convert import int_param, readable
+from ._convert import in_64_bits, int_param, readable
 from ._mask import CallContext, Flat, Mask
 from ._ops import Given
 from ._table_masks import BlockSparseMask, DenseMask
@@ -65,10 +65,6 @@ def prepare(
         q_offset = _planned_offset(mask, q_offset)
     if q_offset is not None and type(q_offset) is not int:
         q_offset = int_param(q_offset, "attention", "q_offset")
-        if isinstance(q_offset, Tensor) and q_offset.is_meta and not q.is_meta:
-            raise TypeError(
-                f"q_offset is on device meta but q on {q.device}; move it to one device"
-            )
     given: Given = {}
     if mask is not None:
         if isinstance(mask, Tensor) and mask.is_floating_point():
@@ -86,20 +82,20 @@ def prepare(
             if scalars:
                 given["scalars"] = scalars
     if bias is not None:
-        _tensor("bias", bias)
+        check_tensor("bias", bias)
         given["bias"] = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
     if key_bias is not None:
-        _tensor("key_bias", key_bias)
+        check_tensor("key_bias", key_bias)
         rank = 3 if cu_seqlens_q is None else 2
         if key_bias.dim() < rank:
             key_bias = key_bias[(None,) * (rank - key_bias.dim())]
         given["key_bias"] = key_bias
     if alibi_slopes is not None:
-        _tensor("alibi_slopes", alibi_slopes)
+        check_tensor("alibi_slopes", alibi_slopes)
         _no_gradient("alibi_slopes", alibi_slopes)
         given["alibi_slopes"] = alibi_slopes.to(torch.float32).contiguous()
     if sinks is not None:
-        _tensor("sinks", sinks)
+        check_tensor("sinks", sinks)
         given["sinks"] = sinks.to(torch.float32).contiguous() if q.is_cuda else sinks
     if cu_seqlens_q is not None:
         given["cu_seqlens_q"] = cu_seqlens_q
@@ -121,7 +117,7 @@ def prepare(
     return given
 
 
-def _tensor(name: str, value: Any) -> None:
+def check_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor")
 
@@ -148,7 +144,7 @@ def heads_first(layout: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     if layout == "bhld":
         return tensors
     for name, x in zip("qkv", tensors):
-        _tensor(name, x)
+        check_tensor(name, x)
         if x.dim() < 3:
             raise ValueError(f"{name} has {x.dim()} dims; expected [B, L, heads, D]")
     return tuple(x.transpose(-2, -3) for x in tensors)
@@ -198,8 +194,8 @@ def make_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
         return seed.reshape(())
     if isinstance(seed, bool) or not isinstance(seed, (int, torch.SymInt)):
         raise TypeError(f"seed must be an int or an int64 tensor, got {type(seed).__name__}")
-    if isinstance(seed, int) and not -(2**63) <= seed < 2**63:
-        raise ValueError(f"seed must fit in 64 bits, got {seed}")
+    if isinstance(seed, int):
+        in_64_bits(seed, "attention", "seed")
     return torch.full((), seed, dtype=torch.int64, device=device)
 
 
@@ -218,11 +214,12 @@ def flatten(mask: Any, ctx: CallContext | None) -> Flat:
 
 
 def as_mask(mask: Any, ctx: CallContext) -> Mask:
-    """A Mask from a bool tensor, a FlexAttention BlockMask or mask_mod, or anything evaluable."""
+    """A Mask from a bool tensor, a FlexAttention BlockMask or mask_mod, or anything evaluable.
+
+    A plan is to be unplanned() before: it has an offset, too.
+    """
     if isinstance(mask, Mask):
         return mask
-    if isinstance(mask, Plan):
-        return mask.mask
     if isinstance(mask, Tensor):
         if mask.dtype != torch.bool:
             raise TypeError(

@@ -33,7 +33,7 @@ def int_param(value: Any, owner: str, name: str, *, optional: bool = True) -> In
     if value is None and optional:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
-        return _in_64_bits(value, owner, name)
+        return in_64_bits(value, owner, name)
     if isinstance(value, torch.SymInt):
         return value
     if isinstance(value, Tensor):
@@ -50,7 +50,8 @@ def int_param(value: Any, owner: str, name: str, *, optional: bool = True) -> In
     )
 
 
-def _in_64_bits(number: int, owner: str, name: str) -> int:
+def in_64_bits(number: int, owner: str, name: str) -> int:
+    """The number, which the core must be able to take."""
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{owner}: {name} must fit in 64 bits, got {number}")
     return number

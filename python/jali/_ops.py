@@ -92,7 +92,8 @@ def _empty_in_order(shape: Sequence[int], like: Tensor) -> Tensor:
 def _check(q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
     """What tracing must know to name the outputs' shapes; the operator checks everything."""
     varlen = options.cu_seqlens_q is not None
-    for name, x in (("k", k), ("v", v), *zip(Options._fields[:4], options[:4])):
+    tensors = zip(Options._fields[:4], options[:4])
+    for name, x in (("k", k), ("v", v), *tensors, ("q_offset", options.q_offsets)):
         if x is not None and x.device != q.device:
             raise TypeError(
                 f"{name} is on device {x.device} but q on {q.device}; move them to one device"

@@ -207,8 +207,6 @@ class NeighborhoodMask(LeafMask):
 
 def _convert(mask: LeafMask, name: str, *, optional: bool = True) -> None:
     value = getattr(mask, name)
-    # PERF: most are plain numbers.
-    plain = type(value) is int and -(2**62) < value < 2**62
-    if not plain and not (optional and value is None):
-        value = int_param(value, type(mask).__name__, name, optional=optional)
-        object.__setattr__(mask, name, value)
+    converted = int_param(value, type(mask).__name__, name, optional=optional)
+    if converted is not value:
+        object.__setattr__(mask, name, converted)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _check, _ops
-from ._call import Plan, as_mask, heads_first, prepare, unplanned
+from ._call import Plan, as_mask, check_tensor, heads_first, prepare, unplanned
 from ._convert import int_param, int_table
 from ._library import raise_as_python
 from ._mask import CallContext
@@ -211,8 +211,7 @@ def attention_varlen(
 
 def run(q: Tensor, k: Tensor, v: Tensor, given: _ops.Given) -> tuple[Tensor, Tensor]:
     """Calls the operator; its errors become Python's."""
-    if not isinstance(v, Tensor):
-        raise TypeError(f"v must be a tensor, got {type(v).__name__}; use torch.as_tensor")
+    check_tensor("v", v)
     if forward_ad._current_level >= 0:
         _no_tangents(q, k, v, *(given.get(n) for n in ("bias", "key_bias", "sinks")))
     checked = _check.LEVEL and q.is_cuda and not torch.compiler.is_compiling()
@@ -238,7 +237,6 @@ def _probs(q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, **options: Any) -> T
     """The probabilities by dense PyTorch."""
     from . import reference
 
-    mask, options["q_offset"] = unplanned(mask, options["q_offset"])
     cu_q, cu_k = options.pop("cu_seqlens", (None, None))
     if cu_q is None:
         return reference.attention(q, k, v, mask, return_probs=True, **options)[-1]
@@ -307,6 +305,7 @@ def plan(
     Returns:
         A `Plan`, to be passed as `mask=`.
     """
+    mask, q_offset = unplanned(mask, q_offset)
     q_offset = int_param(q_offset, "plan", "q_offset")
     ctx = CallContext(B, Hq, Hkv, Lq, Lk, q_offset, None, None, torch.device(device))
     made = as_mask(mask, ctx)

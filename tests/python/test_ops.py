@@ -284,9 +284,8 @@ def test_flex_attention_blocks_without_a_mask_mod() -> None:
     q, k, v = inputs(grad=False)
     blocks = torch.tensor([[0, 1, 1], [1, 0, 0]]).bool()  # of 4 x 4
     count = torch.tensor([[[1, 1]]], dtype=torch.int32)
-    index = torch.tensor(
-        [[[[2, 7, 0], [0, 0, 0]]]], dtype=torch.int32
-    )  # behind the count: anything
+    # Behind the count: anything.
+    index = torch.tensor([[[[2, 7, 0], [0, 0, 0]]]], dtype=torch.int32)
     full = torch.tensor([[[1, 0]]], dtype=torch.int32), torch.ones(1, 1, 2, 3, dtype=torch.int32)
     block_mask = BlockMask.from_kv_blocks(count, index, *full, BLOCK_SIZE=4, compute_q_blocks=False)
     want = jali.attention(q, k, v, jali.BlockSparseMask(blocks[None, None], (4, 4)))
@@ -350,6 +349,8 @@ def test_a_plan_brings_its_offset_everywhere() -> None:
     out, probs = jali.attention(q, k, v, plan, return_probs=True)
     torch.testing.assert_close(probs @ v.repeat_interleave(HQ // HKV, 1), out)
     torch.testing.assert_close(jali.reference.attention(q, k, v, plan), out)
+    again = jali.plan(plan, B, HQ, HKV, LQ, LK)
+    assert torch.equal(jali.attention(q, k, v, again), out)
     visible = jali.CausalMask(1).dense(B, HQ, LQ, LK).sum()
     assert jali.explain(q, k, v, plan).num_visible == visible
 

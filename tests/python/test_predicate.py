@@ -1,4 +1,9 @@
-"""PredicateMask: tracing, cells against plain torch evaluation, tile classes, errors."""
+"""PredicateMask: tracing, cells against plain torch evaluation, tile classes, errors.
+
+In this order: operations, a line each; FlexAttention's examples; what torch would refuse; widths of
+integers; random expressions; the mask as a value; errors; lengths beyond a tile; attention and
+torch.compile.
+"""
 
 from __future__ import annotations
 
