@@ -115,10 +115,14 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
       call.kernel(module, "backward", tile.shared_bytes, [&] { return texts(p, grads); });
   const i32 batches = p.varlen ? 1 : p.B;
   const i64 rows = p.varlen ? p.Tq : p.Lq, keys = p.varlen ? p.Tk : p.Lk;
-  const TensorMap q = tensor_map("q", p.q, p.D, rows, p.Hq, batches, tile.rows);
-  const TensorMap k = tensor_map("k", p.k, p.D, keys, p.Hkv, batches, tile.keys);
-  const TensorMap v = tensor_map("v", p.v, p.Dv, keys, p.Hkv, batches, tile.keys);
-  const TensorMap o = tensor_map("dout", dout, p.Dv, rows, p.Hq, batches, tile.rows);
+  const TensorMap q = call.tensor_map("q", p.q, p.D, rows, tile.rows);
+  const TensorMap k = call.tensor_map("k", p.k, p.D, keys, tile.keys);
+  const TensorMap v = call.tensor_map("v", p.v, p.Dv, keys, tile.keys);
+  const TensorMap o = call.tensor_map("dout", dout, p.Dv, rows, tile.rows);
+  call.row_strides("out", out, rows);
+  call.row_strides("dq", grads.dq, rows);
+  call.row_strides("dk", grads.dk, keys);
+  call.row_strides("dv", grads.dv, keys);
 
   BackwardArgs a;
   a.seq = call.sequences();

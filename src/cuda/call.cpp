@@ -14,6 +14,7 @@ namespace {
 constexpr i64 kAlignment = 256;
 // PERF: PyTorch takes 1 to 3 us to hand out memory, and a backward wants six pieces.
 constexpr i64 kChunkBytes = 256 << 10;
+constexpr u64 kAnyStride = 16;  // that nobody follows
 
 }  // namespace
 
@@ -93,7 +94,9 @@ i32* Call::counters(i32 count) {
   DevicePtr& address = shared[{problem_.device_index, stream, thread}];
   if (!address) {
     DevicePtr fresh = 0;
-    driver_.check(driver_.allocate(&fresh, kMost * sizeof(i32)), "allocating counters");
+    // In the order of the stream: any other allocation may break another thread's capture.
+    driver_.check(driver_.allocate_async(&fresh, kMost * sizeof(i32), stream),
+                  "allocating counters");
     driver_.check(driver_.memset_async(fresh, 0, kMost, stream), "clearing counters");
     address = fresh;
   }
@@ -207,32 +210,48 @@ void Call::launch(const Kernel& kernel, i64 blocks, int threads, int shared_byte
                 "launching a kernel");
 }
 
-TensorMap tensor_map(const char* name, const HeadView& view, i32 width, i64 tokens, i32 heads,
-                     i32 batches, i32 rows) {
-  constexpr int kBF16 = 9, kF16 = 6, kSwizzle128 = 3, kL2Promotion256 = 3;
-  constexpr i64 kAny = 16;  // bytes: a stride that nobody follows
-  auto bytes = [&](i64 stride, i64 count) { return count > 1 ? 2 * stride : kAny; };
-  const u64 dims[4] = {static_cast<u64>(width), static_cast<u64>(max_of<i64>(tokens, 1)),
-                       static_cast<u64>(heads), static_cast<u64>(max_of(batches, 1))};
-  const u64 strides[3] = {static_cast<u64>(bytes(view.stride_l, tokens)),
-                          static_cast<u64>(bytes(view.stride_h, heads)),
-                          static_cast<u64>(bytes(view.stride_b, batches))};
-  // Tensors without elements have no address, but an encoding needs one; nothing is copied from it.
-  void* const data = view.data ? view.data : reinterpret_cast<void*>(kAlignment);
-  const u64 at = reinterpret_cast<u64>(data);
-  if ((at | strides[0] | strides[1] | strides[2]) % 16 != 0) {
+Call::RowStrides Call::row_strides(const char* name, const HeadView& view, i64 tokens) const {
+  auto bytes = [](i64 stride, i64 count) {
+    return count > 1 ? 2 * static_cast<u64>(stride) : kAnyStride;
+  };
+  const RowStrides of = {bytes(view.stride_l, tokens),
+                         bytes(view.stride_h, problem_.Hq / view.head_div),
+                         bytes(view.stride_b, problem_.varlen ? 1 : problem_.B)};
+  if ((reinterpret_cast<u64>(view.data) | of.token | of.head | of.batch) % 16 != 0) {
     value_error(name,
                 ": its address and the strides of its tokens, heads and batch must be "
                 "multiples of 16 bytes; pass a contiguous copy with a head dim that is a multiple "
                 "of 8");
   }
-  const u32 box[4] = {64, static_cast<u32>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
+  return of;
+}
+
+TensorMap Call::tensor_map(const char* name, const HeadView& view, i32 width, i64 tokens,
+                           i32 rows) const {
+  constexpr int kBF16 = 9, kF16 = 6, kSwizzle128 = 3, kL2Promotion256 = 3;
+  const RowStrides of = row_strides(name, view, tokens);
+  auto count = [](i64 number) { return static_cast<u64>(max_of<i64>(number, 1)); };
+  u64 dims[5] = {count(width), count(tokens), count(problem_.Hq / view.head_div), count(problem_.B),
+                 1};
+  u64 strides[4] = {of.token, of.head, of.batch, kAnyStride};
+  if (problem_.varlen) {
+    // 2^30 (2^35 - token) + (start + length) token + (2^30 - length + n) token = (start + n) token.
+    static_assert(kPackedEnd == 1 << 30);
+    dims[1] = kPackedEnd;
+    dims[3] = count(tokens + 1);
+    dims[4] = kPackedEnd + 1;
+    strides[2] = of.token;
+    strides[3] = (u64{1} << 35) - of.token;
+  }
+  // Tensors without elements have no address, but an encoding needs one; nothing is copied from it.
+  void* const data = view.data ? view.data : reinterpret_cast<void*>(kAlignment);
+  const u32 box[5] = {64, static_cast<u32>(rows), 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
   TensorMap map;
-  Driver::get().check(Driver::get().tensor_map(&map, view.dtype == DType::kBF16 ? kBF16 : kF16, 4,
-                                               data, reinterpret_cast<const std::uint64_t*>(dims),
-                                               reinterpret_cast<const std::uint64_t*>(strides), box,
-                                               steps, 0, kSwizzle128, kL2Promotion256, 0),
-                      name);
+  driver_.check(driver_.tensor_map(&map, view.dtype == DType::kBF16 ? kBF16 : kF16, 5, data,
+                                   reinterpret_cast<const std::uint64_t*>(dims),
+                                   reinterpret_cast<const std::uint64_t*>(strides), box, steps, 0,
+                                   kSwizzle128, kL2Promotion256, 0),
+                name);
   return map;
 }
 

@@ -42,6 +42,17 @@ class Call {
   void* allocate(i64 bytes);
   /// Zeroes such memory on the stream; bytes: a multiple of 4.
   void clear(void* at, i64 bytes) const;
+  struct RowStrides {
+    u64 token, head, batch;  // in bytes; of a single one, any
+  };
+  /// Throws unless all rows of a tensor of 16-bit numbers, with `tokens` a sequence, or packed, start at
+  /// multiples of 16 bytes.
+  RowStrides row_strides(const char* name, const HeadView& view, i64 tokens) const;
+  /// What the copy engine needs to load boxes of 64 columns x `rows` tokens of one head from a tensor
+  /// of `tokens` a sequence, or packed: coordinates (column, token, head, sequence, 0), of packed
+  /// tokens as box_place() has them. Throws as row_strides() does.
+  TensorMap tensor_map(const char* name, const HeadView& view, i32 width, i64 tokens,
+                       i32 rows) const;
   /// A number in device memory.
   const u64* upload(u64 number);
   /// `count` zeroed ints that kernels leave as they found them.
@@ -79,11 +90,5 @@ class Call {
   i64 chunk_left_ = 0;
   std::function<std::vector<KernelText>()> expected_;
 };
-
-/// What the copy engine needs to load boxes of 64 columns x `rows` tokens of one head: coordinates
-/// (column, token, head, sequence). Packed layouts have one sequence. Throws where the memory does not
-/// suit it (16-byte alignment).
-TensorMap tensor_map(const char* name, const HeadView& view, i32 width, i64 tokens, i32 heads,
-                     i32 batches, i32 rows);
 
 }  // namespace jali::cuda

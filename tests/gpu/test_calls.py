@@ -169,6 +169,8 @@ def test_packed_tokens_behind_the_last_sequence_get_zeros(lengths: list[int], D:
     ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
     sinks = torch.zeros(4, device="cuda")
     packed = [torch.randn(tokens, H, D, device="cuda", dtype=torch.bfloat16) for H in (4, 2, 2)]
+    for x in packed:
+        x[used:] = torch.nan
 
     def call(count: int) -> list:
         leaves = [x[:count].detach().requires_grad_() for x in packed]
@@ -177,7 +179,9 @@ def test_packed_tokens_behind_the_last_sequence_get_zeros(lengths: list[int], D:
         out, lse = jali.attention_varlen(
             *leaves, ends, ends, jali.CausalMask(), sinks=sinks, return_lse=True
         )
-        return [out, lse.mT, *torch.autograd.grad(out.float().sum(), leaves)]
+        dout = torch.ones_like(out)
+        dout[used:] = torch.nan
+        return [out, lse.mT, *torch.autograd.grad(out, leaves, dout)]
 
     given = call(tokens)
     if used > 0:
@@ -185,6 +189,56 @@ def test_packed_tokens_behind_the_last_sequence_get_zeros(lengths: list[int], D:
             torch.testing.assert_close(a[:used], b, rtol=0, atol=2e-2)
     for x, expected in zip(given, (0, -torch.inf, 0, 0, 0), strict=True):
         assert (x[used:] == expected).all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("D, Dv", [(64, 64), (96, 64), (128, 128), (256, 256)])
+def test_sequences_do_not_see_the_nan_of_others(D: int, Dv: int, bias: bool) -> None:
+    lengths = [100, 57, 130, 1]
+    ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    bad = torch.zeros(sum(lengths), dtype=torch.bool, device="cuda")
+    bad[100:157] = True
+    shapes = [(4, D), (2, D), (2, Dv)]
+    clean = [torch.randn(len(bad), *s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+    weights = torch.randn(len(bad), 4, Dv, device="cuda", dtype=torch.bfloat16)
+    table = torch.randn(4, 1, 130, 136, device="cuda", dtype=torch.bfloat16) if bias else None
+    for mask in (None, jali.CausalMask(), jali.WindowMask(70, 70)):
+        results = []
+        for value in (0.5, torch.nan):
+            leaves = [x.detach().clone().requires_grad_() for x in clean]
+            dout = weights.clone()
+            with torch.no_grad():
+                for x in (*leaves, dout):
+                    x[bad] = value
+                if bias:  # what pads it
+                    for b, length in enumerate(lengths):
+                        table[b, :, length:] = value
+                        table[b, :, :, length:] = value
+            out = jali.attention_varlen(*leaves, ends, ends, mask, bias=table)
+            results.append([out, *torch.autograd.grad(out, leaves, dout)])
+        for a, b in zip(*results, strict=True):
+            assert b[bad].isnan().all()
+            torch.testing.assert_close(b[~bad], a[~bad], rtol=0, atol=2e-2)
+
+
+def test_wrong_lengths_lead_nowhere_else() -> None:
+    """They end with the tokens; calls return, whatever they say."""
+    mask = jali.CausalMask()
+    packed = [torch.randn(300, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+    def call(*ends: int) -> list:
+        cu = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        leaves = [x.detach().requires_grad_() for x in packed]
+        out = jali.attention_varlen(*leaves, cu, cu, mask)
+        return [out, *torch.autograd.grad(out.float().sum(), leaves)]
+
+    right = call(0, 100, 300)
+    for wrong in ((0, 100, 5000), (0, 100, 2**31 - 1), (0, 100, 400, 300), (0, 100, 300, -7)):
+        for a, b in zip(call(*wrong), right, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=2e-2)
+    for wrong in ((0, 100, 50, 300), (0, 100, -900, 300), (200, 100, 0), (-5, 2**31 - 1)):
+        call(*wrong)
+    torch.cuda.synchronize()
 
 
 def test_odd_head_dims_and_strides_are_copied() -> None:

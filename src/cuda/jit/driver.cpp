@@ -46,7 +46,6 @@ struct Opened {
     take(d.kernel_attribute, "cuKernelGetAttribute");
     take(d.launch, "cuLaunchKernel");
     take(d.tensor_map, "cuTensorMapEncodeTiled");
-    take(d.allocate, "cuMemAlloc_v2");
     take(d.allocate_async, "cuMemAllocAsync");
     take(d.free_async, "cuMemFreeAsync");
     take(d.is_capturing, "cuStreamIsCapturing");

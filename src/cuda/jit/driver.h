@@ -43,7 +43,6 @@ struct Driver {
                        const std::uint64_t* dims, const std::uint64_t* strides_bytes,
                        const std::uint32_t* box, const std::uint32_t* element_strides,
                        int interleave, int swizzle, int l2_promotion, int fill);
-  Result (*allocate)(DevicePtr* address, std::size_t bytes);
   Result (*allocate_async)(DevicePtr* address, std::size_t bytes, Stream* stream);
   Result (*free_async)(DevicePtr address, Stream* stream);
   Result (*is_capturing)(Stream* stream, int* status);  // status 0: no

@@ -29,11 +29,11 @@ JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 h) {
   f.num_rows = s.Lq;
   f.num_keys = s.Lk;
   if (s.varlen()) {
-    f.q_start = s.cu_q[b];
-    f.k_start = s.cu_k[b];
     // A wrong table must not lead out of memory.
-    f.num_rows = max_of(s.cu_q[b + 1] - f.q_start, 0);
-    f.num_keys = max_of(s.cu_k[b + 1] - f.k_start, 0);
+    f.q_start = clamp_to(s.cu_q[b], 0, s.tokens_q);
+    f.k_start = clamp_to(s.cu_k[b], 0, s.tokens_k);
+    f.num_rows = max_of(min_of(s.cu_q[b + 1], s.tokens_q) - f.q_start, 0);
+    f.num_keys = max_of(min_of(s.cu_k[b + 1], s.tokens_k) - f.k_start, 0);
   }
   f.q_offset = s.q_offset != kFar ? s.q_offset : f.num_keys - f.num_rows;
   if (s.q_offsets)
@@ -46,6 +46,25 @@ JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 h) {
 /// Some slots lie behind the end of their sequence: they are empty.
 JALI_HD constexpr i32 first_slot(i32 start, i32 b, i32 size) { return start / size + b; }
 JALI_HD constexpr i64 num_slots(i64 tokens, i32 B, i32 size) { return tokens / size + B; }
+/// The first row or key of a slot in its sequence, which starts at token `start`.
+JALI_HD constexpr i32 begin_of_slot(i32 slot, i32 start, i32 b, i32 size) {
+  return max_of(slot - first_slot(start, b, size), 0) * size;  // a wrong table, as above
+}
+
+/// Where the copy engine finds a token (call.h, tensor_map). Packed tokens are counted in such a way
+/// that the tensor ends where their sequence does: what is behind arrives as zeros, not as what
+/// another sequence, or nobody, wrote there. The method is that of Triton's ragged tensor
+/// descriptors: two dims more that advance by tokens, of which one takes back what the others are too
+/// much, modulo 2^64.
+constexpr i32 kPackedEnd = 1 << 30;
+struct BoxPlace {
+  i32 token, b;  // coordinates 1 and 3
+};
+JALI_HD BoxPlace box_place(const Sequences& s, i32 b, i32 start, i32 length, i32 token) {
+  if (!s.varlen()) return {token, b};
+  return {kPackedEnd - length + token, start + length};
+}
+JALI_HD i32 box_end(const Sequences& s) { return s.varlen() ? kPackedEnd : 0; }  // coordinate 4
 
 #if defined(__CUDACC_RTC__)
 /// Work is handed out by a counter: [0] what was taken, [1] blocks done. One thread of each block says

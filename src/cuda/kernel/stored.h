@@ -128,11 +128,11 @@ struct Storer {
       const i32 n = static_cast<i32>(static_cast<u32>(next) % stored.num);
       const i32 h = static_cast<i32>(rest % num_heads) * stored.head_div;
       i32 b = static_cast<i32>(rest / num_heads), begin = n * kStoredSpan;
-      if (stored.packed) {
-        b = warp_sequence_of(cu, s.B, n, kStoredSpan);
-        begin = (n - first_slot(cu[b], b, kStoredSpan)) * kStoredSpan;
-      }
+      if (stored.packed) b = warp_sequence_of(cu, s.B, n, kStoredSpan);
       const Frame f = frame_of(s, b, h);
+      if (stored.packed) {
+        begin = begin_of_slot(n, rows ? f.q_start : f.k_start, b, kStoredSpan);
+      }
       const i32 end = min_of(begin + kStoredSpan, rows ? f.num_rows : f.num_keys);
       if (begin >= end) continue;
       // Lanes beyond the end repeat the last one: merging is idempotent.

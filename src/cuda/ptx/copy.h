@@ -19,14 +19,6 @@ JALI_DEVICE void prefetch(const TensorMap& map) {
 /// Loads the map's box at (c0, …), innermost first, to shared memory; its bytes count towards the
 /// barrier's phase. Elements outside the tensor arrive as zeros.
 JALI_DEVICE void load_box(u32 shared, const TensorMap& map, u32 barrier, i32 c0, i32 c1, i32 c2,
-                          i32 c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
-      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-      : "memory");
-}
-JALI_DEVICE void load_box(u32 shared, const TensorMap& map, u32 barrier, i32 c0, i32 c1, i32 c2,
                           i32 c3, i32 c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "

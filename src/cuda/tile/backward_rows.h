@@ -63,19 +63,20 @@ struct BackwardRows {
     run.b = 0;
     i32 number = t;
     run.token = 0;
-    i32 length = s.Lq;
+    i32 length = s.Lq, first = t * kRows;
     if (s.varlen()) {
       run.b = cuda::warp_sequence_of(s.cu_q, s.B, t, kRows);
-      run.token = s.cu_q[run.b];
-      length = s.cu_q[run.b + 1] - run.token;
-      t -= cuda::first_slot(run.token, run.b, kRows);
+      const Frame f = cuda::frame_of(s, run.b, run.h);
+      run.token = f.q_start;
+      length = f.num_rows;
+      first = cuda::begin_of_slot(t, f.q_start, run.b, kRows);
     } else if (s.B > 1) {
       run.b = run.h / s.Hq;
       run.h -= run.b * s.Hq;
       number += run.b * a.row_tiles_of_sequence;
     }
     run.place = (number + run.h * a.row_tiles) * kParts + part;
-    const i32 first = t * kRows + part * kPartRows;
+    first += part * kPartRows;
     run.token += first;
     run.rows = length - first;
     return run;

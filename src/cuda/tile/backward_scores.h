@@ -83,6 +83,8 @@ struct BackwardScores {
       const i32 first_row = at.row - 2 * (lane & 3), first_key = at.key - (lane >> 2);
       const i32 row = kPairs ? first_row + (lane >> 2) : at.row;
       const i32 key = kPairs ? first_key + 2 * (lane & 3) : at.key;
+      // What weighs nothing must not become NaN by what pads a bias.
+      const i32 last_row = min_of(at.f.num_rows, t.rows) - 1;
       i64 of_key[2];
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
@@ -92,7 +94,7 @@ struct BackwardScores {
       for (i32 n = 0; n < kRows / 8; ++n) {
 #pragma unroll
         for (i32 x = 0; x < (kPairs ? 1 : 2); ++x) {
-          const Element* const from = head + clamp_to(row + 8 * n + x, 0, t.rows - 1) * t.stride_q;
+          const Element* const from = head + clamp_to(row + 8 * n + x, 0, last_row) * t.stride_q;
 #pragma unroll
           for (i32 e = 0; e < 2; ++e) {
             if constexpr (kPairs) {
@@ -106,7 +108,7 @@ struct BackwardScores {
       if constexpr (kPairs) {
 #pragma unroll
         for (i32 n = 0; n < kRows / 32; ++n) {
-          const i32 i = clamp_to(first_row + kRows + 32 * n + lane, 0, t.rows - 1);
+          const i32 i = clamp_to(first_row + kRows + 32 * n + lane, 0, last_row);
           ptx::prefetch_l2(head + i * t.stride_q + min_of(first_key, t.keys - 2) * t.stride_k);
         }
       }

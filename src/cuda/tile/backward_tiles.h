@@ -173,11 +173,11 @@ struct BackwardTiles {
     u32 steps = 0, items = 0;  // sent off; lane 0 counts
 
     template <i32 kBoxes, i32 kBox>
-    JALI_DEVICE static void load(u32 shared, const TensorMap& map, u32 barrier, i32 token, i32 h,
-                                 i32 b) {
+    JALI_DEVICE void load(u32 shared, const TensorMap& map, u32 barrier, const cuda::BoxPlace& at,
+                          i32 h) {
 #pragma unroll
       for (i32 n = 0; n < kBoxes; ++n) {
-        load_box(shared + n * kBox, map, barrier, 64 * n, token, h, b);
+        load_box(shared + n * kBox, map, barrier, 64 * n, at.token, h, at.b, box_end(a.seq));
       }
     }
     /// Of row tile `number`.
@@ -217,23 +217,24 @@ struct BackwardTiles {
       notes->note[steps % kNoteSlots] = note;
       barrier_arrive(sm.note_full(steps));
       barrier_wait(sm.rows_empty(stage), parity ^ 1);
-      const i32 b = a.seq.varlen() ? 0 : item.f.b;
-      const i32 token = item.f.q_start + note.row;
+      const cuda::BoxPlace rows =
+          box_place(a.seq, item.f.b, item.f.q_start, item.f.num_rows, note.row);
       barrier_expect(sm.q_full(stage), kQBytes + kStatBytes);
-      load<kHalves, kQHalf>(sm.q(stage), map_q, sm.q_full(stage), token, note.h, b);
+      load<kHalves, kQHalf>(sm.q(stage), map_q, sm.q_full(stage), rows, note.h);
       load_statistic(sm.neg_lse(stage), a.neg_lse, note.number, sm.q_full(stage));
       if (opens) {
-        const i32 key_token = item.f.k_start + item.key;
+        const cuda::BoxPlace keys =
+            box_place(a.seq, item.f.b, item.f.k_start, item.f.num_keys, item.key);
         barrier_wait(sm.v_empty(), items & 1 ^ 1);  // before K: dQ of the last row tile needs that
         barrier_expect(sm.v_full(), kVBytes);
-        load<kHalvesV, kKHalf>(sm.v(), map_v, sm.v_full(), key_token, item.h_kv, b);
+        load<kHalvesV, kKHalf>(sm.v(), map_v, sm.v_full(), keys, item.h_kv);
         barrier_wait(sm.k_empty(), items & 1 ^ 1);
         barrier_expect(sm.k_full(), kKBytes);
-        load<kHalves, kKHalf>(sm.k(), map_k, sm.k_full(), key_token, item.h_kv, b);
+        load<kHalves, kKHalf>(sm.k(), map_k, sm.k_full(), keys, item.h_kv);
         ++items;
       }
       barrier_expect(sm.o_full(stage), kOBytes + kStatBytes);
-      load<kHalvesV, kQHalf>(sm.o(stage), map_o, sm.o_full(stage), token, note.h, b);
+      load<kHalvesV, kQHalf>(sm.o(stage), map_o, sm.o_full(stage), rows, note.h);
       load_statistic(sm.neg_delta(stage), a.neg_delta, note.number, sm.o_full(stage));
       ++steps;
     }
@@ -269,7 +270,7 @@ struct BackwardTiles {
       const i32 b = cuda::warp_sequence_of(s.cu_k, s.B, tile, kKeys);
       item.h_kv = head;
       item.f = cuda::frame_of(s, b, head * s.group);
-      item.key = (tile - cuda::first_slot(item.f.k_start, b, kKeys)) * kKeys;
+      item.key = cuda::begin_of_slot(tile, item.f.k_start, b, kKeys);
     } else {
       const i32 num_heads = s.Hq / s.group;
       item.h_kv = head % num_heads;

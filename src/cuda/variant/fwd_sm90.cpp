@@ -97,10 +97,11 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     const int shared = shape.shared_bytes(kD, kDv);
     const Kernel& kernel = call.kernel(text(p), "forward", shared, [&] { return texts(p); });
     const i32 batches = p.varlen ? 1 : p.B;
-    const TensorMap q = tensor_map("q", p.q, p.D, p.varlen ? p.Tq : p.Lq, p.Hq, batches, 64);
-    const i64 keys = p.varlen ? p.Tk : p.Lk;
-    const TensorMap k = tensor_map("k", p.k, p.D, keys, p.Hkv, batches, shape.keys);
-    const TensorMap v = tensor_map("v", p.v, p.Dv, keys, p.Hkv, batches, shape.v_keys());
+    const i64 rows = p.varlen ? p.Tq : p.Lq, keys = p.varlen ? p.Tk : p.Lk;
+    const TensorMap q = call.tensor_map("q", p.q, p.D, rows, 64);
+    const TensorMap k = call.tensor_map("k", p.k, p.D, keys, shape.keys);
+    const TensorMap v = call.tensor_map("v", p.v, p.Dv, keys, shape.v_keys());
+    call.row_strides("out", out, rows);
 
     ForwardArgs a;
     a.seq = call.sequences();

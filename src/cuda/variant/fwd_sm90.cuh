@@ -261,7 +261,7 @@ struct Forward {
 
   // What the planner notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
-  // and for the loader: token, batch entry and head of its K and V. PERF: the note of a key tile is
+  // and for the loader: where its K and V are (BoxPlace), and their head. PERF: the note of a key tile is
   // there before k_full of the tile before it, so that no consumer waits for it. Whoever needs a note
   // or a row tile reads it again whenever it needs it, which costs no registers.
 
@@ -347,7 +347,7 @@ struct Forward {
     }
     const i32 b = warp_sequence_of(a.seq.cu_q, a.seq.B, slot, kRows);
     const Frame f = frame_of(a.seq, b, head);
-    return {f, (slot - first_slot(f.q_start, b, kRows)) * kRows};
+    return {f, begin_of_slot(slot, f.q_start, b, kRows)};
   }
 
   // ---- planner --------------------------------------------------------------------------------
@@ -450,8 +450,13 @@ struct Forward {
           if (lane == 0) {
             const RowTile t = RowTile::load(own);
             if constexpr (kLinear) partial |= t.side(index * kKeys) == Side::kAcross;
-            note(index << 3 | (any ? 0 : kFirst) | (partial ? kPartial : 0),
-                 t.f.k_start + index * kKeys, a.seq.varlen() ? 0 : t.f.b, t.f.h / a.seq.group);
+            // Where a table of lengths leads beyond it.
+            if constexpr (kOptions.bias_pairs) {
+              partial |= (index + 1) * kKeys > a.scores.bias.keys;
+            }
+            const BoxPlace at = box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, index * kKeys);
+            note(index << 3 | (any ? 0 : kFirst) | (partial ? kPartial : 0), at.token, at.b,
+                 t.f.h / a.seq.group);
           }
           ++num_notes;
           any = true;
@@ -475,7 +480,7 @@ struct Forward {
     const Shared& sm;
     const TensorMap &map_q, &map_k, &map_v;
 
-    /// 64 columns at a time from the token, batch entry and head of note n.
+    /// 64 columns at a time from where note n says.
     template <i32 kCopies, i32 kCopyKeys>
     JALI_DEVICE void load(u32 n, i32 skip, const TensorMap& map, u32 to, u32 full, u32 empty,
                           u32 parity) {
@@ -486,7 +491,7 @@ struct Forward {
       token += skip;
 #pragma unroll
       for (i32 c = 0; c < kCopies; ++c) {
-        load_box(to + c * kCopyKeys * kRowBytes, map, full, 64 * c, token, h, b);
+        load_box(to + c * kCopyKeys * kRowBytes, map, full, 64 * c, token, h, b, box_end(a.seq));
       }
     }
     JALI_DEVICE void load_k(u32 n) {
@@ -506,11 +511,12 @@ struct Forward {
       const i32 slot = opened % kSlots;
       barrier_wait(sm.q_empty(slot), (opened / kSlots & 1) ^ 1);
       const RowTile t = RowTile::load(sm.tile(opened));
+      const BoxPlace at = box_place(a.seq, t.f.b, t.f.q_start, t.f.num_rows, t.row);
       barrier_expect(sm.q_full(slot), kQBytes);
       for (i32 wg = 0; wg < kConsumers; ++wg) {
         for (i32 part = 0; part < kParts; ++part) {
           load_box(sm.q(slot) + (wg * kParts + part) * 64 * kRowBytes, map_q, sm.q_full(slot),
-                   64 * part, t.f.q_start + t.row + 64 * wg, t.f.h, a.seq.varlen() ? 0 : t.f.b);
+                   64 * part, at.token + 64 * wg, t.f.h, at.b, box_end(a.seq));
         }
       }
     }
