@@ -2,7 +2,7 @@
 
 Uses NVRTC from the wheel nvidia-cuda-nvrtc; needs no GPU and no CUDA toolkit. Each case is one
 kernel that evaluates all that kernels ask of a mask; tests/nvrtc/*.cu are further cases, as they
-stand. Fails on compile errors, on register spills and on the compiler's C75xx notes (serialised
+stand; those that say "// ptxas -O1, too" are compiled at both levels. Fails on compile errors, on register spills and on the compiler's C75xx notes (serialised
 WGMMA).
 """
 
@@ -72,13 +72,17 @@ def mask_kernel(cpp_type: str) -> str:
     return KERNEL.format(includes=includes, type=cpp_type)
 
 
-def cases() -> dict[str, str]:
-    """Name -> kernel text."""
+def cases() -> dict[str, tuple[str, list[str]]]:
+    """Name -> kernel text, further options."""
     types = {stem: f"leaf::{camel(stem)}" for stem in leaf_stems()}
     types.update({f"tree {name}": cpp_type for name, cpp_type in TREES.items()})
     texts = {name: mask_kernel(cpp_type) for name, cpp_type in types.items()}
     texts.update({p.name: p.read_text() for p in sorted((ROOT / "tests" / "nvrtc").glob("*.cu"))})
-    return texts
+    all_cases: dict[str, tuple[str, list[str]]] = {n: (text, []) for n, text in texts.items()}
+    for name, text in texts.items():
+        if "\n// ptxas -O1, too" in text:
+            all_cases[f"{name} -O1"] = text, ["--ptxas-options=-O1"]
+    return all_cases
 
 
 def open_nvrtc() -> ctypes.CDLL:
@@ -103,7 +107,7 @@ class Nvrtc:
         if code:
             raise RuntimeError(f"{function}: {self.lib.nvrtcGetErrorString(code).decode()}")
 
-    def compile(self, name: str, text: str) -> tuple[str, str]:
+    def compile(self, name: str, text: str, further: list[str]) -> tuple[str, str]:
         """Returns (error, summary); error is empty when the kernel is good."""
         program = ctypes.c_void_p()
         self.call(
@@ -124,6 +128,7 @@ class Nvrtc:
             "--ptxas-options=-v",
             "--ptxas-options=--warn-on-spills",
             "--ptxas-options=--warning-as-error",
+            *further,
         ]
         array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
         code = self.lib.nvrtcCompileProgram(program, len(options), array)
@@ -154,7 +159,7 @@ def main(wanted: list[str]) -> int:
     todo = {k: v for k, v in cases().items() if not wanted or any(w in k for w in wanted)}
     begin = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside Python's lock
-        results = dict(zip(todo, pool.map(nvrtc.compile, todo, todo.values())))
+        results = dict(zip(todo, pool.map(lambda n: nvrtc.compile(n, *todo[n]), todo)))
     failed = {name: error for name, (error, _) in results.items() if error}
     for name, (_, summary) in results.items():
         print(f"  {name:24} {summary or 'FAILED'}")

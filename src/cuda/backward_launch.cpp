@@ -88,7 +88,8 @@ KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardVie
   const std::string file = this->file();
   const bool finishes = wanted.per_tile() || wanted.rows || options.sinks;
   const std::string sums = finishes ? bias_gradient_kernels(type) : "";
-  return {instance, [instance, file, sums] {
+  return {instance,
+          [instance, file, sums] {
             return "#include \"cuda/tile/backward_sums.h\"\n#include \"cuda/variant/" + file +
                    R"(.cuh"
 namespace jali::cuda {
@@ -101,7 +102,8 @@ extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
   Kernel::run(q, k, v, o, a, mask);
 }
 )" + sums + "}  // namespace jali::cuda\n";
-          }};
+          },
+          options == ScoreOptions{} && wanted == BiasGradients{}};
 }
 
 void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& lse,

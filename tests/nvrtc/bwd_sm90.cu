@@ -1,4 +1,5 @@
 // The backward kernels for Hopper over dims and masks.
+// ptxas -O1, too: see KernelText::quick.
 #include "nvrtc/bwd.h"
 
 using CausalPrefix = And<leaf::Causal, leaf::Prefix>;

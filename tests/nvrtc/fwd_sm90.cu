@@ -1,4 +1,5 @@
 // The forward kernel for Hopper over dims and masks.
+// ptxas -O1, too: see KernelText::quick.
 #include "nvrtc/fwd.h"
 
 FORWARD(full_128, BF16, 128, 128, NoMask)

@@ -73,6 +73,7 @@ struct BiasGradients {
 
   /// Whether the main kernel has to do with it.
   constexpr bool per_tile() const { return cells != CellGradient::kNone || keys; }
+  constexpr bool operator==(const BiasGradients&) const = default;
 };
 
 /// Whether all that is done to scores is an addition: then they start at it, beside LSE, and there is

@@ -78,6 +78,11 @@ struct Found {
     for (i32 n = 0; n < kLines * kWords - 1; ++n) word(n) = word(n + 1);
     word(kLines * kWords - 1) = last;
   }
+  /// All words of a line.
+  JALI_DEVICE void push_line(u64 line) {
+#pragma unroll
+    for (i32 w = 0; w < kWords; ++w) push(static_cast<u32>(line >> 32 * w));
+  }
   /// One word of every line.
   JALI_DEVICE void push(const u32 (&last)[kLines]) {
 #pragma unroll
@@ -195,16 +200,15 @@ template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class L, class 
 JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords>& found) {
   if constexpr (HasWord<L> && (!kKeyLines || IsLightByKey<L>)) {
     const TileAt t = at();
-#pragma unroll
-    for (i32 n = 0; n < kLines; ++n) {
+#pragma unroll 1
+    for (i32 n = 0; n < 32 * kLines; n += 32) {
       u64 word;
       if constexpr (kKeyLines) {
-        word = leaf.seen_by(t.f, t.key + 32 * n + lane, Run{t.row, 32 * kWords});
+        word = leaf.seen_by(t.f, t.key + n + lane, Run{t.row, 32 * kWords});
       } else {
-        word = leaf.word(leaf.row(t.f, t.row + 32 * n + lane), t.key, 32 * kWords);
+        word = leaf.word(leaf.row(t.f, t.row + n + lane), t.key, 32 * kWords);
       }
-#pragma unroll
-      for (i32 w = 0; w < kWords; ++w) found.words[n][w] = static_cast<u32>(word >> 32 * w);
+      found.push_line(word);
     }
   } else if constexpr (HasWord<L>) {
     // As many rows together as few registers allow.
@@ -237,7 +241,10 @@ JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords
       for (i32 w = 0; w < kWords; ++w) across[w] = S::across(leaf, t, 32 * w + lane);
       if (find_by_runs<S>(leaf, lines, across, lane, found)) return;
     }
-    if constexpr (kClasses && !is_unsure<L>) {
+    // PERF: classes of documents would take a tenth of a forward's time to compile, for those of two or
+    // three tokens.
+    constexpr bool kFromTables = L::kRowsReadTables && L::kColsReadTables;
+    if constexpr (kClasses && !is_unsure<L> && !kFromTables) {
       static_assert(!kKeyLines);
       // A lane for each word.
       ::jali::Tile cls = ::jali::Tile::kEmpty;
@@ -341,11 +348,12 @@ JALI_DEVICE u32 by_quad_lanes(u32 word) {
 /// words], or, if kKeyLines, of keys, [key][kRows / 32 words]; the bits of a word as visible_bits.h
 /// wants them. The last kFinders warps of a warpgroup do a share each. Behind the end of the sequence
 /// lines may say anything, but cells of lines of rows are hidden. tile(): what to look at, asked again
-/// and again. kMost: how many times 32 rows a warp may look at together, by its registers.
-template <i32 kRows, i32 kKeys, bool kKeyLines, i32 kFinders, i32 kMost, class M, class TileOf>
+/// and again.
+template <i32 kRows, i32 kKeys, bool kKeyLines, i32 kFinders, class M, class TileOf>
 JALI_DEVICE void find_cells(const M& mask, TileOf tile, u32 shared,
                             i32 warp = ptx::broadcast(ptx::opaque(threadIdx.x) >> 5)) {
-  constexpr i32 kTogether = min_of(kMost, max_of(kRows / 32 * (kKeys / 64) / kFinders, 1));
+  // Of 32 rows. PERF: with 4, where registers suffice, a forward took 7 % longer to compile.
+  constexpr i32 kTogether = min_of(2, max_of(kRows / 32 * (kKeys / 64) / kFinders, 1));
   constexpr i32 kDown = kRows / 32 / kTogether, kUnits = kDown * (kKeys / 64);
   static_assert(kDown * kTogether * 32 == kRows);
 #pragma unroll 1

@@ -25,6 +25,7 @@ struct ScoreOptions {
   constexpr bool per_cell() const { return loads() || dropout; }
   /// Whether scores are more than a positive number times q · k.
   constexpr bool adjusts() const { return any_scale || softcap || alibi || loads(); }
+  constexpr bool operator==(const ScoreOptions&) const = default;
 };
 
 /// bias [b, h / head_div, i, j] or key_bias [b, h / head_div, j]; stride 0 broadcasts. Rows and keys

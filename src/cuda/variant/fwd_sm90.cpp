@@ -71,7 +71,8 @@ class ForwardSm90 final : public ForwardVariant {
     const std::string dims = std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv)),
                       type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16",
                       options = text_of(score_options(p)), kind = text_of(kind_of(*p.mask));
-    return {"fwd_sm90 " + type + ", " + dims + ", " + options + ", " + kind, [=] {
+    return {"fwd_sm90 " + type + ", " + dims + ", " + options + ", " + kind,
+            [=] {
               return R"(
 #include "cuda/variant/fwd_sm90.cuh"
 namespace jali::cuda {
@@ -87,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
 }
 }  // namespace jali::cuda
 )";
-            }};
+            },
+            score_options(p) == ScoreOptions{} && p.D > 64};
   }
 
   void run(Call& call, const HeadView& out, const HeadView& lse) const override {
