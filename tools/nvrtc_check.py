@@ -2,8 +2,8 @@
 
 Uses NVRTC from the wheel nvidia-cuda-nvrtc; needs no GPU and no CUDA toolkit. Each case is one
 kernel that evaluates all that kernels ask of a mask; tests/nvrtc/*.cu are further cases, as they
-stand; those that say "// ptxas -O1, too" are compiled at both levels. Fails on compile errors, on register spills and on the compiler's C75xx notes (serialised
-WGMMA).
+stand; those that say "// ptxas -O1, too" are compiled at both levels. Fails on compile errors, on
+register spills and on the compiler's C75xx notes (serialised WGMMA).
 """
 
 from __future__ import annotations

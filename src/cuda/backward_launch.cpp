@@ -34,6 +34,13 @@ i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 num_sms) {
   return static_cast<i32>(clamp_to<i64>(kBytes / per_head, least, max_of<i64>(heads, least)));
 }
 
+/// Whether loaders classify row tiles as they go; turns need maps.
+bool is_even(const AttentionProblem& p) {
+  bool even = !p.mask->trivial() && !p.deterministic;
+  for (const auto& leaf : p.mask->leaves()) even &= leaf->device_even();
+  return even;
+}
+
 void set_first_and_last(BackwardArgs& a, i32 blocks) {
   const WorkOrder order = a.row_order();
   // Of KV heads: as far as the first key tiles of all blocks reach, and the last ones.
@@ -70,7 +77,7 @@ std::vector<KernelText> BackwardSm90Launch::texts(const AttentionProblem& p,
                                                   const BackwardViews& grads) const {
   const BackwardTile tile = this->tile(rounded(p.D), rounded(p.Dv));
   std::vector<KernelText> all = {text(p, grads)};
-  if (!p.mask->trivial()) {
+  if (!p.mask->trivial() && !is_even(p)) {
     all.push_back(map_text(tile.rows, tile.keys, true));
     if (p.deterministic) all.push_back(map_text(tile.rows, tile.keys, false));
   }
@@ -141,7 +148,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
   a.lse_factor = adjusts_products(backward_options(p)) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
-  if (!p.mask->trivial()) {
+  a.even = is_even(p);
+  if (!p.mask->trivial() && !a.even) {
     a.key_map = call.tile_map(tile.rows, tile.keys, true, p.deterministic);
     if (p.deterministic) {
       // NOTE: a tile in one of the maps alone would be a turn that never comes, or one that two take.

@@ -20,6 +20,9 @@
 //                                          GPU kernels call it between MMAs (light leaves)
 //   seen_by(frame, j, rows)                optional, the same the other way round: which of some rows
 //                                          see key j, by rows.between() or rows.each()
+//   kEven = true                           optional, of a leaf with seen_by(): a key is seen by about as
+//                                          many rows as the next one, or fewer: the backward needs no map
+//                                          to have long tiles come first, and classifies as it goes
 //   kMapped = true                         optional, of a light leaf: classify() is much work, so that
 //                                          the forward has tiles looked up in a map
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
@@ -133,8 +136,9 @@ JALI_HD i32 position(const Frame& f, const Scalar& offset, i32 i) {
 /// Where head h of a table with a stride for its heads begins; most have one head, no division then.
 JALI_HD i64 head_offset(i64 stride_h, i32 h, i32 head_div) {
 #if defined(__CUDACC_RTC__)
-  // PERF: without a branch, so that tokens of a head share it, and not by `/`, which is 25 instructions
-  // in line. (h + 1/2) / head_div is further from whole numbers than from what it is rounded to.
+  // PERF: `/` is 25 instructions in line. (h + 1/2) / head_div is further from whole numbers than it is
+  // from what it is rounded to.
+  if (stride_h == 0) return 0;
   const float quotient = __fdividef(static_cast<float>(h) + 0.5f, static_cast<float>(head_div));
   return static_cast<i32>(quotient) * stride_h;
 #else

@@ -67,6 +67,7 @@ class LeafNode {
   virtual int device_light_row_bytes() const { return 0; }
   virtual bool device_mapped() const { return false; }  // see kMapped there
   virtual bool device_unsure() const { return false; }  // see kUnsure there
+  virtual bool device_even() const { return false; }    // see kEven there
   virtual std::string device_definition() const = 0;
   virtual LeafBytes device_bytes() const = 0;
   virtual int device_row_block_bytes() const { return row_block_bytes(); }

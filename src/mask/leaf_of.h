@@ -90,6 +90,9 @@ class LeafOf final : public LeafNode {
   bool device_unsure() const override {
     return requires { L::kUnsure; };
   }
+  bool device_even() const override {
+    return requires { L::kEven; };
+  }
   std::string device_definition() const override {
     return std::string("#include \"mask/leaf/") + L::kName + ".h\"\n";
   }

@@ -52,6 +52,7 @@ TEST(every_unit_comes_once_and_long_ones_come_first) {
             others.push_back(unit);
         }
         for (i32 last : {1, 3, 7}) {
+          if (!down) check_order({7, section, 50, down, nullptr, nullptr, last, true});
           const WorkOrder order{7, section, 50, down, first.data(), others.data(), last};
           check_order(order);
           const i32 begin = order.total() - last * static_cast<i32>(others.size());

@@ -114,6 +114,8 @@ struct BackwardArgs {
   i32 heads = 0;      // B · Hkv; varlen: Hkv
   i32 section = 1;    // heads whose q and dout stay in L2 together
   i32 last = 0;       // heads_by_length()
+  bool even =
+      false;  // a mask of leaves that are (mask/leaf.h, kEven): there is no map of key tiles
   // Of row_order(): what the first key tiles of all blocks need, and what the last ones add to. These
   // parts are taken one by one, since all wait for the last of them, others by row tiles.
   i32 first_parts = 0, last_parts = 0;
@@ -139,7 +141,7 @@ struct BackwardArgs {
   float* sink_sums = nullptr;    // [Hq][parts of row_tiles]; may be null
 
   JALI_HD WorkOrder key_order() const {
-    return {heads, section, key_tiles, false, key_map.long_lines, key_map.by_length, last};
+    return {heads, section, key_tiles, false, key_map.long_lines, key_map.by_length, last, even};
   }
   /// Of parts of row tiles; in a section head by head.
   JALI_HD WorkOrder row_order() const { return {heads, section, row_parts}; }

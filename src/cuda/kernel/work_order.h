@@ -16,6 +16,7 @@ struct WorkOrder {
   const i32* first = nullptr;  // units that come first: how many, then which, ascending; or null
   const i32* by_length = nullptr;  // the others, roughly the longest one first; or null
   i32 last = 0;                    // heads whose units come by length
+  bool falling = false;  // without `by_length`: they do so in order, from the first one on
 
   struct Place {
     i32 section, head, unit;
@@ -31,7 +32,7 @@ struct WorkOrder {
   JALI_HD i32 section_of(i32 n) const { return n / (section * per_head); }
   /// The last section that the units up to n belong to.
   JALI_HD i32 reach(i32 n) const {
-    const bool any = num_first() > 0 || (by_length && n >= in_order() * per_head);
+    const bool any = num_first() > 0 || n >= in_order() * per_head;
     return any ? (heads - 1) / section : section_of(n);
   }
   JALI_HD i32 at_length(i32 n) const {
@@ -44,17 +45,16 @@ struct WorkOrder {
 #endif
   }
   /// Heads whose units do not come by length.
-  JALI_HD i32 in_order() const { return by_length ? heads - last : heads; }
+  JALI_HD i32 in_order() const { return by_length || falling ? heads - last : heads; }
   JALI_HD Place place(i32 n) const {
     const i32 count = num_first(), left = per_head - count;
     if (count > 0 && n < count * heads)
       return {n % heads / section, n % heads, first[1 + n / heads]};
     n -= count * heads;
-    const bool sorted = by_length && n >= in_order() * left;
-    if (sorted) {
+    if (n >= in_order() * left) {
       n -= in_order() * left;
-      const i32 head = in_order() + n % last;
-      return {head / section, head, at_length(n / last)};
+      const i32 head = in_order() + n % last, unit = n / last;
+      return {head / section, head, by_length ? at_length(unit) : unit};
     }
     const i32 at = n / (section * left), rest = n - at * section * left;
     const i32 among = min_of(section, in_order() - at * section);

@@ -23,6 +23,11 @@ using namespace ptx;
 using cuda::BackwardArgs;
 using cuda::Sequences;
 
+template <class L>
+struct IsUneven {
+  static constexpr bool value = !requires { L::kEven; };
+};
+
 /// T: BF16 or FP16. kRows, kKeys: of a tile. kRestBytes: of the variant's own memory, after K, V and
 /// two stages of Q and dO (1024-aligned). kRowStages: of BackwardTile. M: the mask. kOrdered: the sums
 /// of dq are made in the order of the key tiles, so that they are the same every time. kOptions: of
@@ -45,10 +50,14 @@ struct BackwardTiles {
   static constexpr i32 kK = 0, kV = kK + kKBytes, kQ = kV + kVBytes, kO = kQ + kStages * kQBytes;
   static constexpr i32 kRest = kO + kStages * kOBytes;
   static constexpr i32 kStats = kRest + kRestBytes;
-  static constexpr bool kMapped = !cuda::is_no_mask<M>;  // there are maps, and cells to look up
+  static constexpr bool kMasked =
+      !cuda::is_no_mask<M>;  // there are cells to look up, and maps, unless:
+  // The loader classifies row tiles itself. PERF: a kernel less to launch, before all others.
+  static constexpr bool kClassifies = kMasked && !kOrdered && !any_leaf<IsUneven, M>;
+  static constexpr bool kMapped = kMasked && !kClassifies;
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles, then kFinders that
   // look up cells, where consumers cannot tell them by key (PERF: nor beside turns: too few registers).
-  static constexpr bool kFinds = kMapped && (!IsLightByKey<M> || kOrdered);
+  static constexpr bool kFinds = kMasked && (!IsLightByKey<M> || kOrdered);
   // PERF: tiles of 64 keys are looked up by one: 12 causal documents of 8K, D256 770, with two 720 us.
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
   static constexpr i32 kRowWarps = kFinders == 2 ? 1 : 2, kStagesEach = kRowStages / kRowWarps;
@@ -295,7 +304,44 @@ struct BackwardTiles {
     return turn;
   }
 
-  JALI_DEVICE static void produce(const BackwardArgs& a, Loader loader) {
+  /// visit(index, partial, more, last) of the active row tiles of a key tile, as for_each_active does.
+  /// item(): the key tile, with a frame of the head. PERF: asked again and again, since registers are few.
+  template <class ItemOf, class Visit>
+  JALI_DEVICE static void classify_and_visit(const M& mask, ItemOf item, Visit visit) {
+    i32 begin = 0;
+    bool more = true;
+#pragma unroll 1
+    while (more) {
+      u32 active, partial;
+      {
+        const Item at = item();
+        const i32 key_end = min_of(at.key + kKeys, at.f.num_keys);
+        const typename M::ColBlock keys = mask.cols(at.f, at.key, key_end);
+        const Span span = mask.row_span(at.f, keys);
+        const i32 rows = at.f.num_rows, end = min_of(span.end, rows);
+        begin = max_of(begin, min_of(span.begin, rows) / kRows);
+        const i32 row = (begin + (threadIdx.x & 31)) * kRows;
+        ::jali::Tile cls = ::jali::Tile::kEmpty;
+        if (row < end) {
+          cls = mask.classify(at.f, mask.rows(at.f, row, min_of(row + kRows, rows)), keys);
+        }
+        active = __ballot_sync(0xffffffffu, cls != ::jali::Tile::kEmpty);
+        // A tile that hangs over the last key has columns to hide.
+        const bool full = cls == ::jali::Tile::kFull && at.key + kKeys <= at.f.num_keys;
+        partial = ~__ballot_sync(0xffffffffu, full);
+        more = (begin + 32) * kRows < end;
+      }
+#pragma unroll 1
+      while (active) {
+        const i32 bit = __ffs(active) - 1;
+        active &= active - 1;
+        visit(begin + bit, partial >> bit & 1, active != 0, active == 0 && !more);
+      }
+      begin += 32;
+    }
+  }
+
+  JALI_DEVICE static void produce(const BackwardArgs& a, const M& mask, Loader loader) {
     const i32 lane = threadIdx.x & 31;
     const bool varlen = a.seq.varlen();
     // From the counter, the first one too: where not all blocks fit the device at once, those that do
@@ -354,7 +400,14 @@ struct BackwardTiles {
           if (lane == 0) loader.send(loader.prepared(loader.items, !first), note);
           first = false;
         };
-        if constexpr (kMapped) {
+        if constexpr (kClassifies) {
+          auto item_again = [&] {
+            Item again = copy(loader.prepared(broadcast(loader.items), !first));
+            again.f.h = loader.notes->head.h;
+            return again;
+          };
+          classify_and_visit(mask, item_again, visit);
+        } else if constexpr (kMapped) {
           const i32 line = (varlen ? cuda::first_slot(f.k_start, f.b, kKeys) : 0) + head.key_tile;
           const i32 words = ceil_div(f.num_rows, 32 * kRows);
           // kOrdered: rows that all keys see come first under a causal mask, so that key tiles need
@@ -562,7 +615,7 @@ struct BackwardTiles {
 
     JALI_DEVICE void look_up(const M& mask, const CellPlace& at, const Shared& sm, u32 steps,
                              i32 lane) {
-      if constexpr (kMapped && !kFinds) {
+      if constexpr (kMasked && !kFinds) {
         QuadRun<kRows / 32> rows{at.row, kFar};
         visible.words[0] = mask.seen_by(at.f, at.key, rows);
         // PERF: one key after the other, or what both need would spill.
@@ -668,7 +721,7 @@ struct BackwardTiles {
       give_registers<kLoaderRegisters>();
       const i32 warp = broadcast(threadIdx.x >> 5);
       if (warp == 0) {
-        produce(a, {a, sm, notes, map_q, map_k, map_v, map_o});
+        produce(a, mask, {a, sm, notes, map_q, map_k, map_v, map_o});
       } else if (warp <= kRowWarps) {
         const i32 first = (warp - 1) * kStagesEach;
         const u32 stages = sm.base + kRowBuffers + first * cuda::kBackwardRowBytes;

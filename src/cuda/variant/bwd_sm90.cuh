@@ -6,12 +6,13 @@
 //           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one;
 //           options of the scores, but not all: backward_fits_options.
 // Tensors   q, dout [B, Hq, Lq, D | Dv] in boxes of {64, kRows, 1, 1}, k, v [B, Hkv, Lk, D | Dv] of
-//           {64, 128, 1, 1}, rank-4 maps (D, L or tokens, heads, B); the rest as BackwardArgs say.
+//           {64, 128, 1, 1}, by the tensor maps of call.h; the rest as BackwardArgs say.
 // Roles     warpgroup 0: warp 0 loads (persistent; takes key tiles from a counter, in the
-//           order of kernel/work_order.h; walks the row tiles of all query heads of the KV head, by a
-//           tile map if there is a mask); warp 1 cares for row tiles (tile/backward_rows.h); warps 2
-//           and 3 look up the cells of partial tiles, or, where consumers can tell them by key, warp
-//           2 does as warp 1. Warpgroups 1 and 2: 64 keys each; before and after that, row tiles, too.
+//           order of kernel/work_order.h; walks the row tiles of all query heads of the KV head,
+//           which under a mask it classifies, or finds in a tile map); warp 1 cares for row tiles
+//           (tile/backward_rows.h); warps 2 and 3 look up the cells of partial tiles, or, where
+//           consumers can tell them by key, warp 2 does as warp 1. Warpgroups 1 and 2: 64 keys each;
+//           before and after that, row tiles, too.
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
 //           both warpgroups' keys meet in dQ = dS K, one step late: 64 x 64 of it a warpgroup, in
@@ -125,7 +126,7 @@ struct Backward {
   // of cells are stored; nor where row tiles are as long as key tiles: diagonals seldom leave such halves.
   // PERF: nor beside a bias over rows and keys, for which registers are too few.
   static constexpr bool kSkips =
-      Tiles::kMapped && !kWanted.per_tile() && kRows < kKeys && kOptions.bias == BiasType::kNone;
+      Tiles::kMasked && !kWanted.per_tile() && kRows < kKeys && kOptions.bias == BiasType::kNone;
 
   struct Consumer {
     const BackwardArgs& a;

@@ -3,7 +3,7 @@
 // Serves    fp16, bf16; GQA; padded and packed (varlen) layouts; any mask of closed-form leaves or
 //           stored blocks; softcap, biases, ALiBi, sinks, dropout. kD and kDv: D and Dv rounded up
 //           to multiples of 32.
-// Tensors   q, k, v as rank-4 TMA maps {D, tokens, heads, B} with boxes {64, rows or keys, 1, 1} under
+// Tensors   q, k, v by the tensor maps of call.h, in boxes of 64 columns x rows or keys under
 //           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. out and
 //           lse by pointer and strides; rows of out start at multiples of 16 bytes.
 // Roles     warpgroup 0: warp 1 plans (persistent; takes row tiles from a counter, longest first within
