@@ -34,11 +34,12 @@ i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 num_sms) {
   return static_cast<i32>(clamp_to<i64>(kBytes / per_head, least, max_of<i64>(heads, least)));
 }
 
-/// Whether loaders classify row tiles as they go; turns need maps.
-bool is_even(const AttentionProblem& p) {
-  bool even = !p.mask->trivial() && !p.deterministic;
+/// Whether loaders look up what is active; those of even masks find out as they go, but turns need maps.
+bool has_maps(const AttentionProblem& p) {
+  if (p.mask->trivial()) return false;
+  bool even = !p.deterministic;
   for (const auto& leaf : p.mask->leaves()) even &= leaf->device_even();
-  return even;
+  return !even;
 }
 
 void set_first_and_last(BackwardArgs& a, i32 blocks) {
@@ -77,7 +78,7 @@ std::vector<KernelText> BackwardSm90Launch::texts(const AttentionProblem& p,
                                                   const BackwardViews& grads) const {
   const BackwardTile tile = this->tile(rounded(p.D), rounded(p.Dv));
   std::vector<KernelText> all = {text(p, grads)};
-  if (!p.mask->trivial() && !is_even(p)) {
+  if (has_maps(p)) {
     all.push_back(map_text(tile.rows, tile.keys, true));
     if (p.deterministic) all.push_back(map_text(tile.rows, tile.keys, false));
   }
@@ -110,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
 }
 )" + sums + "}  // namespace jali::cuda\n";
           },
-          options == ScoreOptions{} && wanted == BiasGradients{}};
+          has_maps(p) && p.D <= 128 && p.Dv <= 128 && options == ScoreOptions{} &&
+              wanted == BiasGradients{}};
 }
 
 void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& lse,
@@ -148,8 +150,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
   a.lse_factor = adjusts_products(backward_options(p)) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
-  a.even = is_even(p);
-  if (!p.mask->trivial() && !a.even) {
+  a.even = !p.mask->trivial() && !has_maps(p);
+  if (has_maps(p)) {
     a.key_map = call.tile_map(tile.rows, tile.keys, true, p.deterministic);
     if (p.deterministic) {
       // NOTE: a tile in one of the maps alone would be a turn that never comes, or one that two take.

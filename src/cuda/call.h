@@ -19,8 +19,9 @@ namespace jali::cuda {
 struct KernelText {
   std::string key;
   std::function<std::string()> body;  // behind the mask's definitions and "using M = <type>"
-  /// Whether ptxas may leave it at -O1. PERF: where nothing is done to scores that is as fast, and
-  /// compiled in 0.87 (backward) and 0.92 (forward) of the time; else it spills, and D64 is 2 % slower.
+  /// Whether ptxas may leave it at -O1: where nothing is done to scores, else it spills. PERF: compiled in
+  /// 0.87 (backward) and 0.92 (forward) of the time; a forward of D64 is 2 % slower, a backward of
+  /// documents 1 %, of D256 3 %, so that it is not for these, nor where what compiles is short.
   bool quick = false;
 };
 /// What is compiled.

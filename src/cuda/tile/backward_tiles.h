@@ -484,7 +484,7 @@ struct BackwardTiles {
           load_shared(sm.note(steps), flags, number, at.row, at.f.h);
           return at;
         };
-        tile::find_cells<kRows, kKeys, true, kFinders>(mask, tile, sm.cells(steps), warp);
+        tile::find_cells<kRows, kKeys, true, kFinders, 2>(mask, tile, sm.cells(steps), warp);
       }
       __syncwarp();
       const i32 lane = opaque(threadIdx.x & 31);

@@ -78,11 +78,6 @@ struct Found {
     for (i32 n = 0; n < kLines * kWords - 1; ++n) word(n) = word(n + 1);
     word(kLines * kWords - 1) = last;
   }
-  /// All words of a line.
-  JALI_DEVICE void push_line(u64 line) {
-#pragma unroll
-    for (i32 w = 0; w < kWords; ++w) push(static_cast<u32>(line >> 32 * w));
-  }
   /// One word of every line.
   JALI_DEVICE void push(const u32 (&last)[kLines]) {
 #pragma unroll
@@ -94,14 +89,14 @@ struct Found {
   }
 };
 
-/// By runs of neighbours across that are alike, where they are few; else false. across: for each word,
-/// one a lane. PERF: a run of every word at a time, the first ones before it is known how long they are.
-template <class S, i32 kLines, i32 kWords, class L>
+/// By runs of neighbours across that are alike, kMostRuns a word at most on average; else false. across: for
+/// each word, one a lane. PERF: a run of every word at a time, the first ones before it is known how long
+/// they are.
+template <class S, i32 kMostRuns, i32 kLines, i32 kWords, class L>
 JALI_DEVICE bool find_by_runs(const L& leaf, const typename S::Line (&lines)[kLines],
                               const typename S::Across (&across)[kWords], i32 lane,
                               Found<kLines, kWords>& found) {
   using Across = typename S::Across;
-  constexpr i32 kFewRuns = 12 * kWords;
   Across first[kWords];
   u32 starts[kWords];
   i32 count = 0;
@@ -114,7 +109,7 @@ JALI_DEVICE bool find_by_runs(const L& leaf, const typename S::Line (&lines)[kLi
     starts[w] = __ballot_sync(0xffffffffu, lane == 0 || differs);
     count += __popc(starts[w]);
   }
-  if (count > kFewRuns) return false;
+  if (count > kMostRuns * kWords) return false;
 #pragma unroll
   for (i32 n = 0; n < kLines * kWords; ++n) found.word(n) = 0;
 #pragma unroll 1
@@ -200,15 +195,16 @@ template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class L, class 
 JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords>& found) {
   if constexpr (HasWord<L> && (!kKeyLines || IsLightByKey<L>)) {
     const TileAt t = at();
-#pragma unroll 1
-    for (i32 n = 0; n < 32 * kLines; n += 32) {
+#pragma unroll
+    for (i32 n = 0; n < kLines; ++n) {
       u64 word;
       if constexpr (kKeyLines) {
-        word = leaf.seen_by(t.f, t.key + n + lane, Run{t.row, 32 * kWords});
+        word = leaf.seen_by(t.f, t.key + 32 * n + lane, Run{t.row, 32 * kWords});
       } else {
-        word = leaf.word(leaf.row(t.f, t.row + n + lane), t.key, 32 * kWords);
+        word = leaf.word(leaf.row(t.f, t.row + 32 * n + lane), t.key, 32 * kWords);
       }
-      found.push_line(word);
+#pragma unroll
+      for (i32 w = 0; w < kWords; ++w) found.words[n][w] = static_cast<u32>(word >> 32 * w);
     }
   } else if constexpr (HasWord<L>) {
     // As many rows together as few registers allow.
@@ -231,6 +227,9 @@ JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords
     transpose(found, lane);
   } else {
     using S = Sides<L, kKeyLines>;
+    // PERF: what is read from tables on both sides is quickly compared, however short the runs; to ask by
+    // cell, too, would take a tenth of the time that a forward takes to compile.
+    constexpr bool kByRuns = L::kRowsReadTables && L::kColsReadTables;
     typename S::Line lines[kLines];
     {
       const TileAt t = at();
@@ -239,12 +238,11 @@ JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords
       for (i32 n = 0; n < kLines; ++n) lines[n] = S::line(leaf, t, 32 * n + lane);
 #pragma unroll
       for (i32 w = 0; w < kWords; ++w) across[w] = S::across(leaf, t, 32 * w + lane);
-      if (find_by_runs<S>(leaf, lines, across, lane, found)) return;
+      if (find_by_runs<S, kByRuns ? 32 : 12>(leaf, lines, across, lane, found) || kByRuns) return;
     }
-    // PERF: classes of documents would take a tenth of a forward's time to compile, for those of two or
-    // three tokens.
-    constexpr bool kFromTables = L::kRowsReadTables && L::kColsReadTables;
-    if constexpr (kClasses && !is_unsure<L> && !kFromTables) {
+    if constexpr (kByRuns) {
+      return;
+    } else if constexpr (kClasses && !is_unsure<L>) {
       static_assert(!kKeyLines);
       // A lane for each word.
       ::jali::Tile cls = ::jali::Tile::kEmpty;
@@ -348,12 +346,11 @@ JALI_DEVICE u32 by_quad_lanes(u32 word) {
 /// words], or, if kKeyLines, of keys, [key][kRows / 32 words]; the bits of a word as visible_bits.h
 /// wants them. The last kFinders warps of a warpgroup do a share each. Behind the end of the sequence
 /// lines may say anything, but cells of lines of rows are hidden. tile(): what to look at, asked again
-/// and again.
-template <i32 kRows, i32 kKeys, bool kKeyLines, i32 kFinders, class M, class TileOf>
+/// and again. kMost: how many times 32 rows a warp may look at together, by its registers.
+template <i32 kRows, i32 kKeys, bool kKeyLines, i32 kFinders, i32 kMost, class M, class TileOf>
 JALI_DEVICE void find_cells(const M& mask, TileOf tile, u32 shared,
                             i32 warp = ptx::broadcast(ptx::opaque(threadIdx.x) >> 5)) {
-  // Of 32 rows. PERF: with 4, where registers suffice, a forward took 7 % longer to compile.
-  constexpr i32 kTogether = min_of(2, max_of(kRows / 32 * (kKeys / 64) / kFinders, 1));
+  constexpr i32 kTogether = min_of(kMost, max_of(kRows / 32 * (kKeys / 64) / kFinders, 1));
   constexpr i32 kDown = kRows / 32 / kTogether, kUnits = kDown * (kKeys / 64);
   static_assert(kDown * kTogether * 32 == kRows);
 #pragma unroll 1

@@ -573,7 +573,8 @@ struct Forward {
             const RowTile t = RowTile::load(sm.tile(opened - 1));
             return tile::TileAt{t.f, t.row, (note >> 3) * kKeys};
           };
-          tile::find_cells<kRows, kKeys, false, kFinders>(mask, tile, sm.cells(slot));
+          constexpr i32 kMost = kShape.loader_registers > 56 ? 4 : 2;
+          tile::find_cells<kRows, kKeys, false, kFinders, kMost>(mask, tile, sm.cells(slot));
         } else if constexpr (kByRows) {
           find_rows(mask, RowTile::load(sm.tile(opened - 1)), sm.cells(slot));
         }
