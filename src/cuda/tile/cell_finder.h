@@ -109,7 +109,7 @@ JALI_DEVICE bool find_by_runs(const L& leaf, const typename S::Line (&lines)[kLi
     starts[w] = __ballot_sync(0xffffffffu, lane == 0 || differs);
     count += __popc(starts[w]);
   }
-  if (count > kMostRuns * kWords) return false;
+  if (kMostRuns < 32 && count > kMostRuns * kWords) return false;
 #pragma unroll
   for (i32 n = 0; n < kLines * kWords; ++n) found.word(n) = 0;
 #pragma unroll 1
@@ -238,7 +238,7 @@ JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords
       for (i32 n = 0; n < kLines; ++n) lines[n] = S::line(leaf, t, 32 * n + lane);
 #pragma unroll
       for (i32 w = 0; w < kWords; ++w) across[w] = S::across(leaf, t, 32 * w + lane);
-      if (find_by_runs<S, kByRuns ? 32 : 12>(leaf, lines, across, lane, found) || kByRuns) return;
+      if (find_by_runs<S, kByRuns ? 32 : 12>(leaf, lines, across, lane, found)) return;
     }
     if constexpr (kByRuns) {
       return;
