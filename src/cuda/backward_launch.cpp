@@ -57,6 +57,8 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& gra
   Fit fit;
   if (device.major != 9) {
     fit.reason = "the kernels for sm_90a need a Hopper GPU (H100, H200), this is " + device.name;
+  } else if (p.Hq > kMostHeads) {
+    fit.reason = "the kernels for sm_90a take up to 2^20 query heads; move some to the batch";
   } else if (!fits_dims(rounded(p.D), rounded(p.Dv))) {
     fit.reason = std::string(file()) + " takes other head dims, the largest 256";
   } else if (!fits_options(rounded(p.D), rounded(p.Dv), backward_options(p),

@@ -20,8 +20,9 @@ struct KernelText {
   std::string key;
   std::function<std::string()> body;  // behind the mask's definitions and "using M = <type>"
   /// Whether ptxas may leave it at -O1: where nothing is done to scores, else it spills. PERF: compiled in
-  /// 0.87 (backward) and 0.92 (forward) of the time; a forward of D64 is 2 % slower, a backward of
-  /// documents 1 %, of D256 3 %, so that it is not for these, nor where what compiles is short.
+  /// 0.87 (backward) and 0.92 (forward) of the time, and as fast, a backward of short documents 1 % slower;
+  /// not for a forward of D64 (2 %) and a backward of D256 (3 %), nor a backward without maps, which is
+  /// compiled soon as it is.
   bool quick = false;
 };
 /// What is compiled.

@@ -133,16 +133,18 @@ JALI_HD i32 position(const Frame& f, const Scalar& offset, i32 i) {
   return i + (offset.given ? offset.at_batch(f.b) : f.q_offset);
 }
 
+/// Query heads that GPU kernels take.
+constexpr i32 kMostHeads = 1 << 20;
 /// Where head h of a table with a stride for its heads begins; most have one head, no division then.
 JALI_HD i64 head_offset(i64 stride_h, i32 h, i32 head_div) {
-#if defined(__CUDACC_RTC__)
-  // PERF: `/` is 25 instructions in line. (h + 1/2) / head_div is further from whole numbers than it is
-  // from what it is rounded to.
   if (stride_h == 0) return 0;
+#if defined(__CUDACC_RTC__)
+  // PERF: `/` is 25 instructions in line. Up to kMostHeads, (h + 1/2) / head_div is further from whole
+  // numbers than it is from what it is rounded to.
   const float quotient = __fdividef(static_cast<float>(h) + 0.5f, static_cast<float>(head_div));
   return static_cast<i32>(quotient) * stride_h;
 #else
-  return stride_h ? h / head_div * stride_h : 0;
+  return h / head_div * stride_h;
 #endif
 }
 
