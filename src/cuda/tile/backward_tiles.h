@@ -23,6 +23,7 @@ using namespace ptx;
 using cuda::BackwardArgs;
 using cuda::Sequences;
 
+/// Whether a leaf lacks kEven.
 template <class L>
 struct IsUneven {
   static constexpr bool value = !requires { L::kEven; };
@@ -50,9 +51,9 @@ struct BackwardTiles {
   static constexpr i32 kK = 0, kV = kK + kKBytes, kQ = kV + kVBytes, kO = kQ + kStages * kQBytes;
   static constexpr i32 kRest = kO + kStages * kOBytes;
   static constexpr i32 kStats = kRest + kRestBytes;
-  static constexpr bool kMasked =
-      !cuda::is_no_mask<M>;  // there are cells to look up, and maps, unless:
-  // The loader classifies row tiles itself. PERF: a kernel less to launch, before all others.
+  // Under a mask there are cells to look up, and maps, unless the loader classifies row tiles itself. PERF:
+  // a kernel less to launch, before all others.
+  static constexpr bool kMasked = !cuda::is_no_mask<M>;
   static constexpr bool kClassifies = kMasked && !kOrdered && !any_leaf<IsUneven, M>;
   static constexpr bool kMapped = kMasked && !kClassifies;
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles, then kFinders that
