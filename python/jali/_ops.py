@@ -277,9 +277,6 @@ def _eager_backward(
 ) -> tuple[Any, ...]:
     """One entry per input of the autograd function."""
     names, flags = ctx.names, ctx.needs_input_grad
-    if not names:  # PERF: 1 us
-        grads = _gradients(ctx, (), dout, dlse, backward)
-        return (None, None, grads["q"], grads["k"], grads["v"], *[None] * (len(flags) - 5))
     needed = [n for n, need in zip(names, flags[5:]) if need and n in _DIFFERENTIABLE]
     grads = _gradients(ctx, needed, dout, dlse, backward)
     others = [grads.get(name) for name in names]

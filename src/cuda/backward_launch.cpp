@@ -55,11 +55,9 @@ void set_first_and_last(BackwardArgs& a, i32 blocks) {
 Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& grads,
                              const DeviceInfo& device) const {
   Fit fit;
-  if (device.major != 9) {
-    fit.reason = "the kernels for sm_90a need a Hopper GPU (H100, H200), this is " + device.name;
-  } else if (p.Hq > kMostHeads) {
-    fit.reason = "the kernels for sm_90a take up to 2^20 query heads; move some to the batch";
-  } else if (!fits_dims(rounded(p.D), rounded(p.Dv))) {
+  fit.reason = sm90_refusal(p, device);
+  if (!fit.reason.empty()) return fit;
+  if (!fits_dims(rounded(p.D), rounded(p.Dv))) {
     fit.reason = std::string(file()) + " takes other head dims, the largest 256";
   } else if (!fits_options(rounded(p.D), rounded(p.Dv), backward_options(p),
                            bias_gradients(p, grads))) {
@@ -152,8 +150,9 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
   a.lse_factor = adjusts_products(backward_options(p)) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
-  a.even = !p.mask->trivial() && !has_maps(p);
-  if (has_maps(p)) {
+  const bool maps = has_maps(p);
+  a.even = !maps && !p.mask->trivial();
+  if (maps) {
     a.key_map = call.tile_map(tile.rows, tile.keys, true, p.deterministic);
     if (p.deterministic) {
       // NOTE: a tile in one of the maps alone would be a turn that never comes, or one that two take.

@@ -7,6 +7,17 @@
 
 namespace jali::cuda {
 
+/// Why no kernel for sm_90a runs a problem, whatever its dims and options; empty: one may.
+inline std::string sm90_refusal(const AttentionProblem& problem, const DeviceInfo& device) {
+  if (device.major != 9) {
+    return "the kernels for sm_90a need a Hopper GPU (H100, H200), this is " + device.name;
+  }
+  if (problem.Hq > kMostHeads) {
+    return "the kernels for sm_90a take up to 2^20 query heads; move some to the batch";
+  }
+  return "";
+}
+
 class ForwardVariant {
  public:
   virtual ~ForwardVariant() = default;

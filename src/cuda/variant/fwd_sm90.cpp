@@ -36,14 +36,12 @@ class ForwardSm90 final : public ForwardVariant {
  public:
   Fit fits(const AttentionProblem& p, const DeviceInfo& device) const override {
     Fit fit;
-    if (device.major != 9) {
-      fit.reason = "the kernels for sm_90a need a Hopper GPU (H100, H200), this is " + device.name;
-    } else if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) {
+    fit.reason = sm90_refusal(p, device);
+    if (!fit.reason.empty()) return fit;
+    if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) {
       fit.reason =
           "GPU kernels take bfloat16 and float16; convert q, k and v, or move them to the "
           "CPU, which takes float32 and float64 too";
-    } else if (p.Hq > kMostHeads) {
-      fit.reason = "the kernels for sm_90a take up to 2^20 query heads; move some to the batch";
     } else if (p.D > kMaxHeadDim || p.Dv > kMaxHeadDim) {
       fit.reason = "the kernels for sm_90a take head dims up to 256";
     } else if (p.D % 8 || p.Dv % 8) {
