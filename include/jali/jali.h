@@ -106,6 +106,9 @@ Mask prefix(IntParam length);
 Mask key_padding(const TensorView& keep);
 /// q_ids[b, i] == k_ids[b, j] >= 0 (int32); with one table, row i reads ids[b, p].
 Mask document(const TensorView& q_ids, const TensorView& k_ids = {});
+/// Tokens cu_seqlens[b, n] to cu_seqlens[b, n + 1] - 1 (int32, from 0, not decreasing) are a document:
+/// p and j are in the same one.
+Mask packed_document(const TensorView& cu_seqlens);
 /// start[b, h, j] <= i + offset < end[b, h, j] (int32); either may be absent; offset absent: i is
 /// taken at its position p.
 Mask key_interval(const TensorView& start, const TensorView& end, IntParam offset = 0);

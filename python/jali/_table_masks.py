@@ -68,35 +68,65 @@ class DocumentMask(LeafMask):
             object.__setattr__(self, "k_ids", int_table(self.k_ids, owner, "k_ids", 2))
 
     @staticmethod
-    def from_cu_seqlens(cu_seqlens: Tensor, total: int | None = None) -> DocumentMask:
-        """Documents packed behind each other in one sequence.
-
-        Args:
-            cu_seqlens: int [N + 1], the first token of each document and the end of the last.
-            total: Length of the sequence; tokens behind the last document belong to none. None:
-                the last entry of cu_seqlens (reading it synchronises a GPU).
-        """
-        bounds = int_table(cu_seqlens, "DocumentMask.from_cu_seqlens", "cu_seqlens", 1)
-        length = int(bounds[-1]) if total is None else total
-        tokens = torch.arange(length, dtype=torch.int32, device=bounds.device)
-        ids = torch.searchsorted(bounds, tokens, right=True, out_int32=True) - 1
-        return DocumentMask(torch.where(tokens < bounds[-1], ids, -1)[None])
+    def from_cu_seqlens(cu_seqlens: Tensor) -> PackedDocumentMask:
+        """Documents packed behind each other: see `PackedDocumentMask`, which is faster than ids."""
+        return PackedDocumentMask(cu_seqlens)
 
     @staticmethod
-    def from_lengths(lengths: Any, total: int | None = None) -> DocumentMask:
-        """Documents packed behind each other in one sequence.
+    def from_lengths(lengths: Any) -> PackedDocumentMask:
+        """Documents packed behind each other.
 
         Args:
-            lengths: int [N], tokens of each document (a tensor or a list).
-            total: As for `from_cu_seqlens`.
+            lengths: int [B, N] or [N], tokens of each document (a tensor or a list).
         """
-        sizes = int_table(lengths, "DocumentMask.from_lengths", "lengths", 1)
-        ends = torch.cumsum(sizes, 0, dtype=torch.int32)
-        bounds = torch.cat([torch.zeros_like(ends[:1]), ends])
-        return DocumentMask.from_cu_seqlens(bounds, total)
+        sizes = int_table(lengths, "DocumentMask.from_lengths", "lengths", 2)
+        ends = torch.cumsum(sizes, -1, dtype=torch.int32)
+        return PackedDocumentMask(torch.cat([torch.zeros_like(ends[..., :1]), ends], -1))
 
     def _fields(self) -> tuple[int | Tensor | None, ...]:
         return (self.q_ids, self.k_ids)
+
+
+@mask_class
+class PackedDocumentMask(LeafMask):
+    """Documents lie behind each other, and a row sees the keys of its own.
+
+    Document n is the tokens cu_seqlens[n] to cu_seqlens[n + 1] - 1; the row at position p = i +
+    q_offset is in the document of token p. Tokens behind the last document belong to none.
+
+    GPU kernels begin new tiles with every document, as for packed sequences, instead of looking
+    cells up. They do for a mask of this one alone or & CausalMask, WindowMask, with as many rows as
+    keys, documents of 128 tokens or more on average, without a bias over rows and keys, dropout
+    and deterministic; in any other place it is a mask like others.
+
+    Args:
+        cu_seqlens: int32 [B, N + 1] or [N + 1], from 0, not decreasing: the first token of each
+            document and the end of the last.
+
+    Example:
+        >>> jali.PackedDocumentMask(torch.tensor([0, 2, 3])).dense(1, 1, 3, 3)[0, 0].int()
+        tensor([[1, 1, 0],
+                [1, 1, 0],
+                [0, 0, 1]], dtype=torch.int32)
+    """
+
+    cu_seqlens: Tensor
+    _kind: ClassVar[int] = leaf_kind("packed_document")
+
+    def __post_init__(self) -> None:
+        bounds = int_table(self.cu_seqlens, "PackedDocumentMask", "cu_seqlens", 2)
+        object.__setattr__(self, "cu_seqlens", bounds)
+
+    def ids(self, length: int) -> Tensor:
+        """int32 [B, length] or [1, length]: the document of each token, -1 for those of none."""
+        bounds = torch.atleast_2d(self.cu_seqlens)
+        tokens = torch.arange(length, dtype=torch.int32, device=bounds.device)
+        tokens = tokens.expand(bounds.shape[0], length).contiguous()
+        ids = torch.searchsorted(bounds, tokens, right=True, out_int32=True) - 1
+        return torch.where(tokens < bounds[:, -1:], ids, -1)
+
+    def _fields(self) -> tuple[int | Tensor | None, ...]:
+        return (self.cu_seqlens,)
 
 
 @mask_class

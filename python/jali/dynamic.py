@@ -20,7 +20,13 @@ from ._convert import IntParam, int_param, int_table, one_int, readable
 from ._library import raise_as_python
 from ._mask import AndMask, CallContext, DerivedMask, Mask, mask_class
 from ._position_masks import CausalMask
-from ._table_masks import BlockCsrMask, DocumentMask, KeyIntervalMask, KeyPaddingMask
+from ._table_masks import (
+    BlockCsrMask,
+    DocumentMask,
+    KeyIntervalMask,
+    KeyPaddingMask,
+    PackedDocumentMask,
+)
 
 _ends = torch.ops.jali.dynamic_ends.default  # loaded by _library
 
@@ -48,7 +54,7 @@ class DynamicMask(DerivedMask):
             Varlen: packed [H, Tk]. They are detached.
         keep: Keys per row, at least 0; None: all above the threshold.
         threshold: Lowest score that is kept, a float or a tensor that broadcasts to scores.
-        within: What limits the candidates: `DocumentMask`, `KeyPaddingMask`, or an & of them.
+        within: What limits the candidates: documents, `KeyPaddingMask`, or an & of them.
             Other masks raise: a key that once left a row's candidates must not come back.
         causal: False: all rows share one set, the best `keep` keys of each document of `within`,
             or of the whole sequence.
@@ -90,7 +96,7 @@ class DynamicMask(DerivedMask):
         elif self.threshold is not None and self.threshold != self.threshold:
             raise ValueError(f"{owner}: threshold is NaN; give a number or None")
         if self.within is not None:
-            _limits(self.within)
+            _limits(self.within, 0)
         object.__setattr__(self, "offset", int_param(self.offset, owner, "offset"))
         if not self.causal and self.offset is not None:
             raise ValueError(f"{owner}: offset has no meaning with causal=False; leave it out")
@@ -105,7 +111,7 @@ class DynamicMask(DerivedMask):
         if self.threshold is not None:
             # A key below the threshold is one that is never kept: it ranks behind all that are.
             scores = torch.where(scores >= self.threshold, scores, -math.inf)
-        documents, keep_keys = ([], []) if self.within is None else _limits(self.within)
+        documents, keep_keys = ([], []) if self.within is None else _limits(self.within, ctx.Lk)
         keep = -1 if self.keep is None else self.keep
         try:
             end = _ends(scores, documents, keep_keys, ctx.cu_seqlens_k, keep, self.causal)
@@ -117,13 +123,15 @@ class DynamicMask(DerivedMask):
         return mask if self.within is None else mask & self.within
 
 
-def _limits(within: Mask) -> tuple[list[Tensor], list[Tensor]]:
+def _limits(within: Mask, num_keys: int) -> tuple[list[Tensor], list[Tensor]]:
     """The tables of keys of `within`: documents and kept keys."""
     if isinstance(within, AndMask):
-        a, b = _limits(within.a), _limits(within.b)
+        a, b = _limits(within.a, num_keys), _limits(within.b, num_keys)
         return a[0] + b[0], a[1] + b[1]
     if isinstance(within, DocumentMask):
         return [within.q_ids if within.k_ids is None else within.k_ids], []
+    if isinstance(within, PackedDocumentMask):
+        return [within.ids(num_keys)], []
     if isinstance(within, KeyPaddingMask):
         return [], [within.keep]
     raise TypeError(

@@ -14,6 +14,7 @@ from ._table_masks import (
     DocumentMask,
     KeyIntervalMask,
     KeyPaddingMask,
+    PackedDocumentMask,
     RowIntervalMask,
 )
 from .dynamic import DynamicMask, TokenIndexMask, dynamic_scores
@@ -38,6 +39,7 @@ __all__ = [
     "NeighborhoodMask",
     "NotMask",
     "OrMask",
+    "PackedDocumentMask",
     "PredicateMask",
     "PrefixMask",
     "RowIntervalMask",

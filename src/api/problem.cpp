@@ -9,6 +9,9 @@ namespace jali {
 namespace {
 
 constexpr i64 kMaxHeadDim = 1024;
+// Each document has tiles of its own, and, in the backward, up to 64 rows of scratch that it does not
+// fill.
+constexpr i64 kLeastMeanDocument = 128;
 
 bool is_float(DType t) {
   return t == DType::kF64 || t == DType::kF32 || t == DType::kBF16 || t == DType::kF16;
@@ -144,6 +147,18 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
     }
     p.alibi_slopes = data_of<const float>(slopes);
   }
+  take_documents();
+}
+
+void CheckedProblem::take_documents() {
+  AttentionProblem& p = problem_;
+  const IntParam& offset = options_.q_offset;
+  const bool at_zero = offset.tag == IntParam::Tag::kAbsent ||
+                       (offset.tag == IntParam::Tag::kNumber && offset.number == 0);
+  // Kernels read a bias over rows and keys, draw dropout, and take turns, by places in the sequence.
+  const bool by_place = p.bias.given() || p.dropout_p > 0 || p.deterministic;
+  if (!mask_->on_gpu() || p.varlen || p.Lq != p.Lk || !at_zero || by_place) return;
+  p.documents = mask_->take_documents(p.Lk / kLeastMeanDocument);
 }
 
 void CheckedProblem::check_place(const char* name, const TensorView& t) const {

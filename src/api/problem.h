@@ -32,6 +32,8 @@ class CheckedProblem {
   CellView bias_view(const char* name, const TensorView& t) const;
   HeadView key_bias_view(const char* name, const TensorView& t) const;
   HeadView sinks_view(const char* name, const TensorView& t) const;
+  /// Lets a backend work on documents where the mask, and all else, allows it.
+  void take_documents();
   void check_place(const char* name, const TensorView& t) const;
   void check_bias_dtype(const char* name, const TensorView& t) const;
   i32 head_divisor(const char* name, const TensorView& t, i64 heads) const;

@@ -4,6 +4,7 @@
 
 #include <jali/jali.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,11 @@ struct AttentionProblem {
   void* (*allocate)(void* context, std::size_t bytes) = nullptr;
   void* allocate_context = nullptr;
   bool expect_backward = false;
+
+  /// GPU, padded: sequences may be cut into documents, none of which sees another. Document n of
+  /// sequence b is the tokens documents[b, n] to documents[b, n + 1] - 1; the mask counts rows and
+  /// keys from its first token on. Tokens behind the last one see nothing and are not seen.
+  std::optional<TokenTable<i32>> documents;
 
   /// Always given; trivial() when nothing is masked. Its frame(b, h) also says the lengths, starts
   /// and q_offset of every sequence.

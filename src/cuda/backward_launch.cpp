@@ -17,11 +17,6 @@ ScoreOptions backward_options(const AttentionProblem& p) {
   return options;
 }
 
-i32 tiles(const AttentionProblem& p, i64 tokens, i32 length, i32 size, i32 batches) {
-  return static_cast<i32>(p.varlen ? num_slots(tokens, p.B, size)
-                                   : i64{batches} * ceil_div(length, size));
-}
-
 /// As many KV heads as have q, dout and the sum of dq of their query heads in a part of the L2 cache.
 /// PERF: D128, 256 heads of 1K tokens: 770 us with 2 to 8 heads, 890 with 64; no matter at 16K.
 /// Deterministic: at least so many that 16 key tiles of a head are worked on at once, since each waits
@@ -40,6 +35,15 @@ bool has_maps(const AttentionProblem& p) {
   bool even = !p.deterministic;
   for (const auto& leaf : p.mask->leaves()) even &= leaf->device_even();
   return !even;
+}
+
+/// Whether finders, if there are any, ask by runs alone (tile/cell_finder.h).
+bool asks_by_runs(const BoundMask& mask) {
+  bool runs = true;
+  for (const auto& leaf : mask.leaves()) {
+    runs &= leaf->device_even() || (leaf->rows_read_tables() && leaf->cols_read_tables());
+  }
+  return runs;
 }
 
 void set_first_and_last(BackwardArgs& a, i32 blocks) {
@@ -111,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
 }
 )" + sums + "}  // namespace jali::cuda\n";
           },
-          has_maps(p) && p.D <= 128 && p.Dv <= 128 && options == ScoreOptions{} &&
-              wanted == BiasGradients{}};
+          has_maps(p) && asks_by_runs(*p.mask) && p.D <= 128 && p.Dv <= 128 &&
+              options == ScoreOptions{} && wanted == BiasGradients{}};
 }
 
 void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& lse,
@@ -139,10 +143,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.seq = call.sequences();
   a.D = p.D;
   a.Dv = p.Dv;
-  a.row_tiles = tiles(p, p.Tq, p.Lq, tile.rows, p.B);
-  a.row_tiles_of_sequence = a.row_tiles / max_of(batches, 1);
+  a.row_tiles_of_sequence = num_tiles(p, true, tile.rows);
+  a.row_tiles = a.row_tiles_of_sequence * batches;
   a.row_parts = a.row_tiles_of_sequence * a.seq.group * (tile.rows / kBackwardPartRows);
-  a.key_tiles = tiles(p, p.Tk, p.Lk, tile.keys, 1);
+  a.key_tiles = num_tiles(p, false, tile.keys);
   a.heads = batches * p.Hkv;
   a.section = section(p, rows, a.heads, call.device().num_sms);
   a.last = heads_by_length(a.heads, a.key_tiles, call.device().num_sms);

@@ -23,7 +23,15 @@ Call::Call(const AttentionProblem& problem)
       guard_(problem.device_index),
       driver_(Driver::get()),
       mask_(*problem.mask),
-      sequences_(sequences_of(*problem.mask)) {}
+      sequences_(sequences_of(*problem.mask)) {
+  if (!problem.documents) return;
+  const TokenTable<i32>& documents = *problem.documents;
+  sequences_.cu_q = sequences_.cu_k = documents.data;
+  sequences_.cu_step = documents.stride_b;
+  sequences_.pieces = documents.length - 1;
+  sequences_.tokens_q = problem.Lq;
+  sequences_.tokens_k = problem.Lk;
+}
 
 Call::~Call() {
   for (DevicePtr address : own_memory_) {
@@ -118,6 +126,13 @@ Source source_of(const KernelText& text, const DeviceMask& mask) {
   return source;
 }
 
+i32 num_tiles(const AttentionProblem& p, bool rows, i32 size) {
+  const i32 length = rows ? p.Lq : p.Lk;
+  if (p.varlen) return static_cast<i32>(num_slots(rows ? p.Tq : p.Tk, p.B, size));
+  if (p.documents) return static_cast<i32>(num_slots(length, p.documents->length - 1, size));
+  return ceil_div(length, size);
+}
+
 KernelText map_text(i32 rows, i32 keys, bool key_lines) {
   const std::string instance = "M, " + std::to_string(rows) + ", " + std::to_string(keys) + ", " +
                                (key_lines ? "true" : "false");
@@ -141,8 +156,7 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines, bool by_tiles) {
   const AttentionProblem& p = problem_;
   const BoundMask& mask = *p.mask;
   const i32 line = key_lines ? keys : rows, across = key_lines ? rows : keys;
-  const i64 length = key_lines ? p.Lk : p.Lq, tokens = key_lines ? p.Tk : p.Tq;
-  const i64 lines = p.varlen ? num_slots(tokens, p.B, line) : ceil_div<i64>(length, line);
+  const i64 lines = num_tiles(p, !key_lines, line);
   const i32 heads = mask.num_mask_heads();
   TileMap map;
   map.words = ceil_div(key_lines ? p.Lq : p.Lk, 32 * across);

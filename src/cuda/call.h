@@ -19,15 +19,18 @@ namespace jali::cuda {
 struct KernelText {
   std::string key;
   std::function<std::string()> body;  // behind the mask's definitions and "using M = <type>"
-  /// Whether ptxas may leave it at -O1: where nothing is done to scores, else it spills. PERF: compiled in
-  /// 0.87 (backward) and 0.92 (forward) of the time, and as fast, a backward of short documents 1 % slower;
-  /// not for a forward of D64 (2 %) and a backward of D256 (3 %), nor a backward without maps, which is
-  /// compiled soon as it is.
+  /// Whether ptxas may leave it at -O1: where nothing is done to scores, else it spills, and nobody asks
+  /// cell by cell. PERF: compiled in 0.87 (backward) and 0.92 (forward) of the time, and as fast; but
+  /// finders of a neighbourhood took twice the time (backward 2,000, not 1,490 us), of spans of documents
+  /// joined with a causal mask the forward 4 % more, a forward of D64 2 %, a backward of D256 3 %. Not for
+  /// a backward without maps, which is compiled soon as it is.
   bool quick = false;
 };
 /// What is compiled.
 Source source_of(const KernelText& text, const DeviceMask& mask);
 std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask);
+/// Tiles of `size` rows (or keys) of a head, of one sequence where tokens are not packed.
+i32 num_tiles(const AttentionProblem& problem, bool rows, i32 size);
 /// The module with the kernel that makes tile maps.
 KernelText map_text(i32 rows, i32 keys, bool key_lines);
 

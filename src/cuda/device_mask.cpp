@@ -141,6 +141,8 @@ Sequences sequences_of(const BoundMask& mask) {
   if (s.cu_seqlens_q.given()) {
     out.cu_q = data_of<const i32>(s.cu_seqlens_q);
     out.cu_k = data_of<const i32>(s.cu_seqlens_k);
+    out.packed = true;
+    out.pieces = out.B;
     out.tokens_q = static_cast<i32>(s.Tq);
     out.tokens_k = static_cast<i32>(s.Tk);
   }

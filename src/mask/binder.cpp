@@ -142,6 +142,10 @@ void Binder::bind_tokens(const char* name, TokenTable<T>& out, const char* dims,
 
 void LengthChecker::check(const char* name, std::int64_t length, i32& packed,
                           const char* dims) const {
+  if (has(dims, 'N')) {
+    packed = 0;
+    return;
+  }
   if (packed) {
     const std::int64_t tokens = has(dims, 'Q') ? shape_.Tq : shape_.Tk;
     packed = length == tokens;

@@ -173,6 +173,32 @@ void BoundMask::parse(const Mask& mask) {
   for (const auto& leaf : leaves_) check_tables(*leaf);
 }
 
+std::optional<TokenTable<i32>> BoundMask::take_documents(i64 most) {
+  i32 found = -1;
+  for (const Node& node : nodes_) {
+    if (node.op != Node::Op::kLeaf && node.op != Node::Op::kAnd) return {};
+  }
+  for (i32 n = 0; n < static_cast<i32>(leaves_.size()); ++n) {
+    const LeafNode& leaf = *leaves_[n];
+    const bool documents = leaf.documents() != nullptr;
+    if (documents ? found >= 0 : !leaf.relative() || leaf.varies_by_batch()) return {};
+    if (documents) found = n;
+  }
+  if (found < 0) return {};
+  const TokenTable<i32> documents = *leaves_[found]->documents();
+  const i64 num = documents.length - 1;
+  if (num < 1 || num > most || documents.stride_l != 1) return {};
+  leaves_.erase(leaves_.begin() + found);
+  nodes_.clear();
+  for (i32 n = 0; n < static_cast<i32>(leaves_.size()); ++n) {
+    nodes_.push_back({Node::Op::kLeaf, n});
+    const i32 last = static_cast<i32>(nodes_.size()) - 1;
+    if (n > 0) nodes_.push_back({Node::Op::kAnd, -1, last - 1, last});
+  }
+  varies_by_batch_ = frames_vary_;
+  return documents;
+}
+
 void BoundMask::check_tables(const LeafNode& leaf) const {
   const i32 batches =
       leaf.varies_by_batch() || frames_vary_ ? num_batches_ : min_of(num_batches_, 1);

@@ -5,6 +5,7 @@
 #include <jali/jali.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "mask/leaf_node.h"
@@ -36,6 +37,11 @@ class BoundMask {
   i32 longest_keys() const { return lk_; }
   /// Lengths, position and packed starts of sequence b, seen from query head h.
   Frame frame(i32 b, i32 h) const;
+
+  /// If the mask is one leaf with documents(), alone or & leaves that are relative() and the same for
+  /// all sequences: those documents; then the mask becomes the others alone, for cells of one document.
+  /// Not if there are more than `most` in a sequence.
+  std::optional<TokenTable<i32>> take_documents(i64 most);
 
   /// Stores the row and key blocks of all leaves that read tables: O(L) work and memory per
   /// different (b, h). Without it, MaskCursor reads the tables of each range it is asked for.

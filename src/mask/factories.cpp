@@ -46,6 +46,10 @@ Mask document(const TensorView& q_ids, const TensorView& k_ids) {
   return LeafBuilder("document").add(q_ids).add(k_ids).mask();
 }
 
+Mask packed_document(const TensorView& cu_seqlens) {
+  return LeafBuilder("packed_document").add(cu_seqlens).mask();
+}
+
 Mask key_interval(const TensorView& start, const TensorView& end, IntParam offset) {
   return LeafBuilder("key_interval").add(start).add(end).add(offset).mask();
 }

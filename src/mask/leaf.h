@@ -20,6 +20,7 @@
 //                                          GPU kernels call it between MMAs (light leaves)
 //   seen_by(frame, j, rows)                optional, the same the other way round: which of some rows
 //                                          see key j, by rows.between() or rows.each()
+//   kRelative = true                       optional: row i sees key j as row i + n sees key j + n
 //   kEven = true                           optional, of a leaf with seen_by(): a key is seen by about as
 //                                          many rows as the next one, or fewer: the backward needs no map
 //                                          to have long tiles come first, and classifies as it goes
@@ -148,8 +149,9 @@ JALI_HD i64 head_offset(i64 stride_h, i32 h, i32 head_div) {
 #endif
 }
 
-/// A per-token table, dims "BHQ" (per row), "BHK" (per key) or "BHP" (any length), H optional:
-/// data[b, h, l], where a batch or head dim of size 1 broadcasts (stride 0). `packed`: one row of Tq or Tk tokens for all
+/// A per-token table, dims "BHQ" (per row), "BHK" (per key) or "BHP" (any length), or one of another
+/// length, never packed, "BHN"; H optional: data[b, h, l], where a batch or head dim of size 1
+/// broadcasts (stride 0). `packed`: one row of Tq or Tk tokens for all
 /// sequences, read at the sequence's first token + l. Reads are clamped.
 template <class T>
 struct TokenTable {

@@ -68,6 +68,9 @@ class LeafNode {
   virtual bool device_mapped() const { return false; }  // see kMapped there
   virtual bool device_unsure() const { return false; }  // see kUnsure there
   virtual bool device_even() const { return false; }    // see kEven there
+  virtual bool relative() const { return false; }       // see kRelative there
+  /// Of a leaf that is documents behind each other: where they begin, and the last one ends; or null.
+  virtual const TokenTable<i32>* documents() const { return nullptr; }
   virtual std::string device_definition() const = 0;
   virtual LeafBytes device_bytes() const = 0;
   virtual int device_row_block_bytes() const { return row_block_bytes(); }

@@ -93,6 +93,13 @@ class LeafOf final : public LeafNode {
   bool device_even() const override {
     return requires { L::kEven; };
   }
+  bool relative() const override {
+    return requires { L::kRelative; };
+  }
+  const TokenTable<i32>* documents() const override {
+    if constexpr (requires(const L& l) { l.documents(); }) return leaf_.documents();
+    return nullptr;
+  }
   std::string device_definition() const override {
     return std::string("#include \"mask/leaf/") + L::kName + ".h\"\n";
   }

@@ -23,6 +23,7 @@ from jali import (
     KeyIntervalMask,
     KeyPaddingMask,
     NeighborhoodMask,
+    PackedDocumentMask,
     PredicateMask,
     PrefixMask,
     RowIntervalMask,
@@ -204,6 +205,50 @@ def documents_from_lengths(s: Setting):
     n = [s.Lk // 2, s.Lk - s.Lk // 2 - s.Lk // 5, s.Lk // 5]
     ids = np.repeat(np.arange(3), n)[None].repeat(s.B, axis=0)
     return DocumentMask.from_lengths(n) & CausalMask(), lambda f: same_document(ids, f) & causal(f)
+
+
+def random_cuts(s: Setting) -> np.ndarray:
+    """int32 [B, 6]: five documents, one of them empty, and some tokens behind them."""
+    cuts = np.sort(s.rng.integers(0, s.Lk + 1, (s.B, 6)), axis=1)
+    cuts[:, 0], cuts[:, 3] = 0, cuts[:, 2]
+    return cuts.astype(np.int32)
+
+
+def ids_of(cuts: np.ndarray, length: int) -> np.ndarray:
+    tokens = np.arange(length)
+    return np.stack(
+        [np.where(tokens < c[-1], np.searchsorted(c, tokens, "right") - 1, -1) for c in cuts]
+    )
+
+
+@case()
+def packed_documents(s: Setting):
+    cuts = random_cuts(s)
+    ids = ids_of(cuts, s.Lk)
+    return PackedDocumentMask(t(cuts)), lambda f: same_document(ids, f)
+
+
+@case()
+def packed_documents_causal(s: Setting):
+    cuts = random_cuts(s)
+    ids = ids_of(cuts, s.Lk)
+    return CausalMask() & PackedDocumentMask(t(cuts)), lambda f: same_document(ids, f) & causal(f)
+
+
+@case()
+def packed_documents_in_a_window_or_sinks(s: Setting):
+    cuts = random_cuts(s)
+    ids = ids_of(cuts, s.Lk)
+    return (PackedDocumentMask(t(cuts)) & WindowMask.last(50)) | PrefixMask(
+        4
+    ), lambda f: (same_document(ids, f) & (f.p - 50 < f.j) & (f.j <= f.p)) | (f.j < 4)
+
+
+@case()
+def across_packed_documents(s: Setting):
+    cuts = random_cuts(s)
+    ids = ids_of(cuts, s.Lk)
+    return ~PackedDocumentMask(t(cuts)) & CausalMask(), lambda f: ~same_document(ids, f) & causal(f)
 
 
 @case()

@@ -65,9 +65,13 @@ void check_tree(const Mask& mask, const char* type, const Problem& p, Rng& rng) 
   std::memcpy(static_cast<void*>(&tree), bytes.data(), sizeof tree);
   const cuda::Sequences sequences = cuda::sequences_of(gpu);
 
+  auto frame_of = [&](int b, int h) {
+    return sequences.varlen() ? cuda::frame_of(sequences, 0, b, h)
+                              : cuda::frame_of(sequences, b, 0, h);
+  };
   for (int b = 0; b < p.B; ++b) {
     for (int h = 0; h < p.Hq; ++h) {
-      const Store store{cuda::frame_of(sequences, b, h)};
+      const Store store{frame_of(b, h)};
       cuda::for_each_stored(tree, store);
     }
   }
@@ -76,7 +80,7 @@ void check_tree(const Mask& mask, const char* type, const Problem& p, Rng& rng) 
     const int m = p.lq[b], n = p.lk[b], h = rng.in(0, p.Hq - 1);
     if (m == 0 || n == 0) continue;
     cursor.set_frame(b, h);
-    const Frame f = cuda::frame_of(sequences, b, h);
+    const Frame f = frame_of(b, h);
     CHECK_EQ(f.q_offset, cursor.frame().q_offset);
     for (int i0 = 0; i0 < m; i0 += 64) {
       for (int j0 = 0; j0 < n; j0 += 128) {

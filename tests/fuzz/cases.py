@@ -38,6 +38,9 @@ def table(spec: Json) -> np.ndarray:
         case "ids":  # sorted documents with a few tokens that belong to none
             ids = np.cumsum(rng.random(shape) < 1 / spec["mean"], axis=-1)
             return np.where(rng.random(shape) < 0.1, -1, ids).astype(np.int32)
+        case "cuts":  # of packed documents; some are empty, tokens may be left over
+            sizes = rng.integers(0, 2 * spec["mean"], shape) * (rng.random(shape) < 0.8)
+            return (np.cumsum(sizes, axis=-1) - sizes[..., :1]).astype(np.int32)
     raise ValueError(f"unknown kind of table {spec['draw']!r}")
 
 
@@ -226,6 +229,11 @@ def leaves(draw: st.DrawFn, s: Json, names: tuple[str, ...]) -> Json:
             else:
                 args = {"q_ids": draw(tables(s, "BQ", "ids", mean=mean)),
                         "k_ids": draw(tables(s, "BK", "ids", mean=mean))}  # fmt: skip
+        case "PackedDocumentMask":
+            shape = draw(st.sampled_from([[n] for n in (1, 2, 5)] + [[s["B"], 4]]))
+            mean = draw(st.sampled_from([3, 20, 60]))
+            args = {"cu_seqlens": {"draw": "cuts", "shape": shape, "mean": mean,
+                                   "seed": draw(seeds())}}  # fmt: skip
         case "KeyIntervalMask":
             args = {"start": ints("BHK", -3, lq), "end": ints("BHK", -3, lq + 9)}
             if draw(st.integers(0, 3)) == 0:
@@ -277,11 +285,12 @@ def neighborhoods(draw: st.DrawFn, total: int) -> Json:
 
 
 ALL = (
-    "CausalMask", "WindowMask", "PrefixMask", "KeyPaddingMask", "DocumentMask", "KeyIntervalMask",
+    "CausalMask", "WindowMask", "PrefixMask", "KeyPaddingMask", "DocumentMask",
+    "PackedDocumentMask", "KeyIntervalMask",
     "RowIntervalMask", "DilatedMask", "BlockSparseMask", "TokenIndexMask", "DenseMask",
     "PredicateMask", "DynamicMask", "NeighborhoodMask",
 )  # fmt: skip
-VARLEN = (*ALL[:8], "PredicateMask", "DynamicMask")
+VARLEN = (*ALL[:9], "PredicateMask", "DynamicMask")
 
 
 @st.composite

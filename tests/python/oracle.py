@@ -177,6 +177,18 @@ def DocumentMask(q_ids: Any, k_ids: Any = None) -> Cells:
     return Cells(cells)
 
 
+def PackedDocumentMask(cu_seqlens: Any) -> Cells:
+    def cells(f: Frame) -> np.ndarray:
+        cuts = _at_batch(np.atleast_2d(np.asarray(cu_seqlens)), f)
+        rows, keys = f.p[0, :, 0], np.arange(f.Lk)
+        shared = np.zeros((f.Lq, f.Lk), dtype=bool)
+        for a, z in zip(cuts, cuts[1:]):  # noqa: RUF007
+            shared |= ((a <= rows) & (rows < z))[:, None] & ((a <= keys) & (keys < z))
+        return shared[None]
+
+    return Cells(cells)
+
+
 def KeyIntervalMask(start: Any, end: Any, offset: Any = 0) -> Cells:
     def cells(f: Frame) -> np.ndarray:
         p = _rows_at(offset, f)

@@ -41,6 +41,7 @@ LEAVES: dict[str, Callable[[], jali.Mask]] = {
     "prefix": lambda: jali.PrefixMask(ints(0, LK, B)),
     "key_padding": lambda: jali.KeyPaddingMask(bools(B, LK)),
     "document": lambda: jali.DocumentMask(ints(-1, 2, B, LK)),
+    "packed_document": lambda: jali.PackedDocumentMask(t(np.array([[0, 2, 5], [0, 1, 9]]))),
     "key_interval": lambda: jali.KeyIntervalMask(ints(0, 3, B, HKV, LK), ints(2, 6, B, HQ, LK)),
     "row_interval": lambda: jali.RowIntervalMask(ints(0, 3, B, HQ, LQ), ints(2, 8, B, HKV, LQ)),
     "dilated": lambda: jali.DilatedMask(2),

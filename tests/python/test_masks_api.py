@@ -41,6 +41,9 @@ PTR, COL = torch.tensor([0, 1, 3, 3]), torch.tensor([2, 0, 1])
 CSR = torch.tensor([[0, 0, 1], [1, 1, 0], [0, 0, 0]]).bool()
 
 
+CUT = torch.tensor([[0] * 3 + [1] * 5 + [-1] * 3, [0] * 5 + [1] * 6])
+
+
 def at(table: Tensor, *index: Tensor) -> Tensor:
     return table[tuple(x.clamp(0, n - 1) for x, n in zip(index, table.shape, strict=True))]
 
@@ -69,6 +72,10 @@ MASKS: dict[str, tuple[jali.Mask, Tensor]] = {
                   (at(Q_IDS, b, i) == at(K_IDS, b, j)) & (at(Q_IDS, b, i) >= 0)),
     "documents by position": (jali.DocumentMask(IDS),
                               (at(IDS, b, p) == at(IDS, b, j)) & (at(IDS, b, p) >= 0)),
+    "packed documents": (jali.PackedDocumentMask([0, 3, 3, 8]),
+                         (at(CUT, 0 * b, p) == at(CUT, 0 * b, j)) & (at(CUT, 0 * b, p) >= 0)),
+    "packed documents per batch": (jali.PackedDocumentMask([[0, 3, 8], [0, 5, LK]]),
+                                   (at(CUT, b, p) == at(CUT, b, j)) & (at(CUT, b, p) >= 0)),
     "key intervals": (jali.KeyIntervalMask(START, END),
                       (START.repeat_interleave(2, 1)[:, :, None] <= i) & (i < END[0])),
     "key intervals by position": (jali.KeyIntervalMask(None, END, None), p < END[0]),
@@ -170,6 +177,7 @@ def test_the_hash_is_the_same_in_every_process() -> None:
         (jali.CausalMask(0), "CausalMask(offset=0)"),
         (~jali.PrefixMask(3), "~PrefixMask(length=3)"),
         (jali.DocumentMask(IDS), "DocumentMask(q_ids=int32[2, 11])"),
+        (jali.PackedDocumentMask([0, 4]), "PackedDocumentMask(cu_seqlens=int32[2])"),
         (
             (jali.CausalMask() | jali.PrefixMask(1)) & ~(jali.DilatedMask(2) & jali.CausalMask()),
             "(CausalMask() | PrefixMask(length=1)) & ~(DilatedMask(step=2) & CausalMask())",
@@ -203,9 +211,12 @@ def test_document_mask_from_lengths() -> None:
     mask = jali.DocumentMask.from_lengths([3, 0, 2])
     ids = torch.tensor([0, 0, 0, 2, 2])
     assert torch.equal(mask.dense(1, 1, 5, 5)[0, 0], ids[:, None] == ids)
-    longer = jali.DocumentMask.from_cu_seqlens(torch.tensor([0, 3, 5]), total=7)
-    assert longer.q_ids.tolist() == [[0, 0, 0, 1, 1, -1, -1]]
+    longer = jali.DocumentMask.from_cu_seqlens(torch.tensor([0, 3, 5]))
+    assert longer.ids(7).tolist() == [[0, 0, 0, 1, 1, -1, -1]]
     assert not longer.dense(1, 1, 7, 7)[0, 0, 5:].any()
+    batch = jali.DocumentMask.from_lengths([[3, 0, 2], [1, 1, 1]])
+    assert batch.cu_seqlens.tolist() == [[0, 3, 3, 5], [0, 1, 2, 3]]
+    assert batch.ids(4).tolist() == [[0, 0, 0, 2], [0, 1, 2, -1]]
 
 
 Dims = tuple[int, ...]

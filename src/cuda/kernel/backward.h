@@ -36,7 +36,7 @@ struct BackwardTile {
 
 constexpr i32 kBackwardConsumerWarps = 8;
 /// Barriers, and the loader's notes.
-constexpr i32 kBackwardBarrierBytes = 256, kBackwardNotesBytes = kBackwardBarrierBytes + 384;
+constexpr i32 kBackwardBarrierBytes = 256, kBackwardNotesBytes = kBackwardBarrierBytes + 448;
 /// Slots for cells of partial tiles: in tiles of 128 keys as many as notes, so that they are looked up
 /// ahead.
 template <i32 kKeys>
@@ -106,15 +106,15 @@ struct TokenSums {
 /// What differs from call to call; passed by value.
 struct BackwardArgs {
   Sequences seq;
-  i32 D = 0, Dv = 0;  // as in memory: the kernel's own may be larger
-  i32 row_tiles = 0;  // of one query head: B · ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
+  i32 D = 0, Dv = 0;              // as in memory: the kernel's own may be larger
+  i32 row_tiles = 0;              // of one query head, of all sequences: num_tiles() of call.h
   i32 row_tiles_of_sequence = 0;  // of those; varlen: all
   i32 row_parts = 0;              // of the row tiles of a head of `heads`, kBackwardPartRows each
-  i32 key_tiles = 0;  // of one head of `heads`: ceil(Lk / keys); varlen: num_slots(Tk, B, keys)
-  i32 heads = 0;      // B · Hkv; varlen: Hkv
-  i32 section = 1;    // heads whose q and dout stay in L2 together
-  i32 last = 0;       // heads_by_length()
-  bool even = false;  // no key_map, for a mask of even leaves (mask/leaf.h, kEven)
+  i32 key_tiles = 0;              // of one head of `heads`: the same for keys
+  i32 heads = 0;                  // B · Hkv; varlen: Hkv
+  i32 section = 1;                // heads whose q and dout stay in L2 together
+  i32 last = 0;                   // heads_by_length()
+  bool even = false;              // no key_map, for a mask of even leaves (mask/leaf.h, kEven)
   // Of row_order(): what the first key tiles of all blocks need, and what the last ones add to. These
   // parts are taken one by one, since all wait for the last of them, others by row tiles.
   i32 first_parts = 0, last_parts = 0;

@@ -1,5 +1,5 @@
-// The sequences of a call, as kernels see them: lengths, positions and, for packed (varlen) layouts,
-// which tile of rows or keys belongs to which sequence.
+// The sequences of a call, as kernels see them: lengths, positions and, where tiles begin anew with packed
+// sequences (varlen) or with documents, which tile of rows or keys belongs to which of them.
 #pragma once
 
 #include "mask/leaf.h"
@@ -14,41 +14,53 @@ struct Sequences {
   i32 q_offset = kFar;             // of every sequence; kFar: num_keys - num_rows of each
   const i32* q_offsets = nullptr;  // [B], or null
   i64 q_offsets_step = 0;          // elements
-  const i32* cu_q = nullptr;       // [B + 1]: varlen
-  const i32* cu_k = nullptr;
-  i32 tokens_q = 0, tokens_k = 0;  // varlen: packed, behind the last sequence, too
-  JALI_HD bool varlen() const { return cu_q != nullptr; }
-  /// Whether packed tokens behind a sequence belong to none.
-  JALI_HD bool has_tail(i32 b) const { return varlen() && b == B - 1; }
+  // Where tiles begin anew, with each piece: a packed sequence (varlen), or a document of a padded one.
+  const i32 *cu_q = nullptr, *cu_k = nullptr;  // [pieces + 1], of each padded sequence
+  i64 cu_step = 0;                             // elements from one padded sequence to the next
+  i32 pieces = 0;
+  i32 tokens_q = 0, tokens_k = 0;  // that are cut, also those behind the last piece
+  bool packed = false;
+  JALI_HD bool varlen() const { return packed; }
+  JALI_HD bool cut() const { return cu_q != nullptr; }
 };
 
-JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 h) {
+/// Padded sequence b, or piece n of it; of packed tokens: b = 0, piece n, which is sequence n.
+JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 n, i32 h) {
   Frame f;
-  f.b = b;
+  f.b = s.varlen() ? n : b;
   f.h = h;
   f.num_rows = s.Lq;
   f.num_keys = s.Lk;
-  if (s.varlen()) {
+  if (s.cut()) {
     // A wrong table must not lead out of memory.
-    f.q_start = clamp_to(s.cu_q[b], 0, s.tokens_q);
-    f.k_start = clamp_to(s.cu_k[b], 0, s.tokens_k);
-    f.num_rows = max_of(min_of(s.cu_q[b + 1], s.tokens_q) - f.q_start, 0);
-    f.num_keys = max_of(min_of(s.cu_k[b + 1], s.tokens_k) - f.k_start, 0);
+    const i32 *const q = s.cu_q + b * s.cu_step + n, *const k = s.cu_k + b * s.cu_step + n;
+    f.q_start = clamp_to(q[0], 0, s.tokens_q);
+    f.k_start = clamp_to(k[0], 0, s.tokens_k);
+    f.num_rows = max_of(min_of(q[1], s.tokens_q) - f.q_start, 0);
+    f.num_keys = max_of(min_of(k[1], s.tokens_k) - f.k_start, 0);
   }
   f.q_offset = s.q_offset != kFar ? s.q_offset : f.num_keys - f.num_rows;
   if (s.q_offsets)
-    f.q_offset = clamp_to(s.q_offsets[b * s.q_offsets_step], -kMaxLength, kMaxLength);
+    f.q_offset = clamp_to(s.q_offsets[f.b * s.q_offsets_step], -kMaxLength, kMaxLength);
   return f;
 }
+/// Behind the last piece may be tokens that belong to none: where these end, if that piece of a frame's
+/// sequence which ends before token `end` is the last one; else `end`. b: the frame's.
+JALI_HD i32 end_with_tail(const Sequences& s, i32 b, i32 end, bool rows) {
+  if (!s.cut()) return end;
+  const i32* const cu = (rows ? s.cu_q : s.cu_k) + (s.varlen() ? 0 : b * s.cu_step);
+  const i32 tokens = rows ? s.tokens_q : s.tokens_k;
+  return end >= min_of(cu[s.pieces], tokens) ? tokens : end;
+}
 
-/// Packed tokens are cut into tiles of `size` sequence by sequence without reading the lengths on
-/// the host: sequence b owns the slots from start / size + b on, at least as many as it has tiles.
-/// Some slots lie behind the end of their sequence: they are empty.
-JALI_HD constexpr i32 first_slot(i32 start, i32 b, i32 size) { return start / size + b; }
-JALI_HD constexpr i64 num_slots(i64 tokens, i32 B, i32 size) { return tokens / size + B; }
-/// The first row or key of a slot in its sequence, which starts at token `start`.
-JALI_HD constexpr i32 begin_of_slot(i32 slot, i32 start, i32 b, i32 size) {
-  return max_of(slot - first_slot(start, b, size), 0) * size;  // a wrong table, as above
+/// Tokens are cut into tiles of `size` piece by piece without reading the lengths on the host: piece n
+/// owns the slots from start / size + n on, at least as many as it has tiles. Some slots lie behind the
+/// end of their piece: they are empty.
+JALI_HD constexpr i32 first_slot(i32 start, i32 n, i32 size) { return start / size + n; }
+JALI_HD constexpr i64 num_slots(i64 tokens, i32 pieces, i32 size) { return tokens / size + pieces; }
+/// The first row or key of a slot in its piece, which starts at token `start`.
+JALI_HD constexpr i32 begin_of_slot(i32 slot, i32 start, i32 n, i32 size) {
+  return max_of(slot - first_slot(start, n, size), 0) * size;  // a wrong table, as above
 }
 
 /// Where the copy engine finds a token (call.h, tensor_map). Packed tokens are counted in such a way
@@ -61,7 +73,7 @@ struct BoxPlace {
   i32 token, b;  // coordinates 1 and 3
 };
 JALI_HD BoxPlace box_place(const Sequences& s, i32 b, i32 start, i32 length, i32 token) {
-  if (!s.varlen()) return {token, b};
+  if (!s.varlen()) return {start + token, b};
   return {kPackedEnd - length + token, start + length};
 }
 JALI_HD i32 box_end(const Sequences& s) { return s.varlen() ? kPackedEnd : 0; }  // coordinate 4
@@ -76,17 +88,17 @@ __device__ __forceinline__ void leave(i32* counter) {
   }
 }
 
-/// The sequence that owns a slot, by all lanes of a warp together: 32 probes a step, since each waits for
+/// The piece that owns a slot, by all lanes of a warp together: 32 probes a step, since each waits for
 /// memory.
-__device__ __forceinline__ i32 warp_sequence_of(const i32* cu, i32 B, i32 slot, i32 size) {
+__device__ __forceinline__ i32 warp_piece_of(const i32* cuts, i32 pieces, i32 slot, i32 size) {
   i32 lane = threadIdx.x & 31;
   asm volatile("" : "+r"(lane));  // PERF: not kept in a register by callers' loops
   // low owns or precedes the slot, high comes after it.
-  i32 low = 0, high = B;
+  i32 low = 0, high = pieces;
 #pragma unroll 1
   while (high - low > 1) {
     const i32 step = ceil_div(high - low, 32), probe = low + (lane + 1) * step;
-    const bool below = probe < high && first_slot(cu[probe], probe, size) <= slot;
+    const bool below = probe < high && first_slot(cuts[probe], probe, size) <= slot;
     low += __popc(__ballot_sync(0xffffffffu, below)) * step;
     high = min_of(low + step, high);
   }

@@ -127,11 +127,13 @@ struct Storer {
       const u32 rest = static_cast<u32>(next) / stored.num;
       const i32 n = static_cast<i32>(static_cast<u32>(next) % stored.num);
       const i32 h = static_cast<i32>(rest % num_heads) * stored.head_div;
-      i32 b = static_cast<i32>(rest / num_heads), begin = n * kStoredSpan;
-      if (stored.packed) b = warp_sequence_of(cu, s.B, n, kStoredSpan);
-      const Frame f = frame_of(s, b, h);
+      const i32 b = static_cast<i32>(rest / num_heads);
+      i32 begin = n * kStoredSpan;
+      i32 piece = 0;
+      if (stored.packed) piece = warp_piece_of(cu, s.pieces, n, kStoredSpan);
+      const Frame f = frame_of(s, b, piece, h);
       if (stored.packed) {
-        begin = begin_of_slot(n, rows ? f.q_start : f.k_start, b, kStoredSpan);
+        begin = begin_of_slot(n, rows ? f.q_start : f.k_start, piece, kStoredSpan);
       }
       const i32 end = min_of(begin + kStoredSpan, rows ? f.num_rows : f.num_keys);
       if (begin >= end) continue;

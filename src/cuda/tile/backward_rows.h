@@ -64,16 +64,18 @@ struct BackwardRows {
     i32 number = t;
     run.token = 0;
     i32 length = s.Lq, first = t * kRows;
-    if (s.varlen()) {
-      run.b = cuda::warp_sequence_of(s.cu_q, s.B, t, kRows);
-      const Frame f = cuda::frame_of(s, run.b, run.h);
-      run.token = f.q_start;
-      length = f.num_rows;
-      first = cuda::begin_of_slot(t, f.q_start, run.b, kRows);
-    } else if (s.B > 1) {
+    if (!s.varlen() && s.B > 1) {
       run.b = run.h / s.Hq;
       run.h -= run.b * s.Hq;
       number += run.b * a.row_tiles_of_sequence;
+    }
+    if (s.cut()) {
+      const i32 piece = cuda::warp_piece_of(s.cu_q + run.b * s.cu_step, s.pieces, t, kRows);
+      const Frame f = cuda::frame_of(s, run.b, piece, run.h);
+      run.b = f.b;
+      run.token = f.q_start;
+      length = f.num_rows;
+      first = cuda::begin_of_slot(t, f.q_start, piece, kRows);
     }
     run.place = (number + run.h * a.row_tiles) * kParts + part;
     first += part * kPartRows;
@@ -184,14 +186,24 @@ struct BackwardRows {
       for (i32 n = 0; n < run.parts; ++n) write_sink(run, n, 0);
     }
     __syncwarp();
-    if (a.seq.has_tail(run.b)) clear_tail(run);
+    if (a.seq.cut()) clear_tail(run);
     ptx::release_if(a.prepared + a.row_order().section_of(n), run.parts, this_lane() == 0);
   }
-  /// Packed tokens behind the last sequence have no gradient.
+  /// Tokens behind the last piece have no gradient; where they are padded, they see sinks alone.
   JALI_DEVICE void clear_tail(const Run& run) const {
-    const i32 end = min_of(run.parts * kPartRows, a.seq.tokens_q - run.token);
+    const i32 last = end_with_tail(a.seq, run.b, run.token + run.rows, true);
+    const i32 begin = max_of(run.rows, 0), end = min_of(run.parts * kPartRows, last - run.token);
+    if (kSinks && a.sink_sums && a.dlse && !a.seq.varlen()) {
+      float sum = 0;
 #pragma unroll 1
-    for (i32 row = max_of(run.rows, 0); row < end; ++row) {
+      for (i32 row = begin + this_lane(); row < end; row += 32) {
+        sum += a.dlse[cuda::offset(a.dlse_strides, run.b, run.h, i64{run.token} + row)];
+      }
+      sum = sum_of_lanes(sum);
+      if (this_lane() == 0) a.sink_sums[run.place] += sum;
+    }
+#pragma unroll 1
+    for (i32 row = begin; row < end; ++row) {
       u16* const to = row_at(a.dq, a.dq_strides, run, row);
 #pragma unroll 1
       for (i32 d = this_lane(); d < a.D; d += 32) to[d] = 0;
@@ -270,9 +282,13 @@ struct BackwardRows {
   }
   /// The sum over the lanes of what a sink weighs in a part.
   JALI_DEVICE void write_sink(const Run& run, i32 part, float sum) const {
-#pragma unroll
-    for (i32 lanes = 16; lanes > 0; lanes /= 2) sum += ptx::shuffle_xor(sum, lanes);
+    sum = sum_of_lanes(sum);
     if (this_lane() == 0) a.sink_sums[run.place + part] = sum;
+  }
+  JALI_DEVICE static float sum_of_lanes(float x) {
+#pragma unroll
+    for (i32 lanes = 16; lanes > 0; lanes /= 2) x += ptx::shuffle_xor(x, lanes);
+    return x;
   }
   /// Of 16 rows, by lanes 0 to 15; delta: sum(dout · out), 0 where a row sees nothing. Returns this lane's
   /// share of the sink's gradient.

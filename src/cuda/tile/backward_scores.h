@@ -212,7 +212,7 @@ struct BackwardScores {
     if constexpr (kWanted.keys) {
       const Frame& f = at.f;
       float* const to =
-          a.key_sums.at(f.h, (a.seq.varlen() ? i64{f.k_start} : i64{f.b} * a.seq.Lk) + at.key);
+          a.key_sums.at(f.h, (a.seq.varlen() ? 0 : i64{f.b} * a.seq.Lk) + f.k_start + at.key);
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
         float sum = 0;

@@ -93,7 +93,8 @@ struct BackwardTiles {
   struct alignas(8) Item {  // a key tile
     Frame f;
     i32 key, h_kv;
-    i32 section;  // of the work
+    i32 section;   // of the work
+    i32 row_tile;  // the first one of its rows, among those of a query head
   };
   struct Head {             // the query head that the loader is at
     i32 h, base, key_tile;  // base: number of its first row tile
@@ -171,6 +172,7 @@ struct BackwardTiles {
     item.key = at.key;
     item.h_kv = at.h_kv;
     item.section = at.section;
+    item.row_tile = at.row_tile;
     return item;
   }
 
@@ -255,11 +257,11 @@ struct BackwardTiles {
     }
   };
 
-  /// Keys that nobody sees: all, unless `any` row tile is active, and packed tokens behind the last sequence.
+  /// Keys that nobody sees: all, unless `any` row tile is active, and tokens behind the last piece.
   JALI_DEVICE static void write_zeros(const BackwardArgs& a, const Item& item, bool any, i32 lane) {
     const Frame& f = item.f;
-    const i32 keys = a.seq.has_tail(f.b) ? a.seq.tokens_k - f.k_start : f.num_keys;
-    const i32 end = min_of(item.key + kKeys, keys);
+    const i32 last = end_with_tail(a.seq, f.b, f.k_start + f.num_keys, false);
+    const i32 end = min_of(item.key + kKeys, last - f.k_start);
 #pragma unroll 1
     for (i32 key = any ? max_of(item.key, f.num_keys) : item.key; key < end; ++key) {
       const i64 token = i64(f.k_start) + key;
@@ -273,19 +275,18 @@ struct BackwardTiles {
   /// A key tile in the order of work, for a whole warp.
   JALI_DEVICE static Item item_of(const BackwardArgs& a, const cuda::WorkOrder::Place& at) {
     const Sequences& s = a.seq;
-    const i32 head = at.head, tile = at.unit;
+    const i32 num_heads = s.Hq / s.group, b = at.head / num_heads, tile = at.unit;
     Item item;
     item.section = at.section;
-    if (s.varlen()) {
-      const i32 b = cuda::warp_sequence_of(s.cu_k, s.B, tile, kKeys);
-      item.h_kv = head;
-      item.f = cuda::frame_of(s, b, head * s.group);
-      item.key = cuda::begin_of_slot(tile, item.f.k_start, b, kKeys);
-    } else {
-      const i32 num_heads = s.Hq / s.group;
-      item.h_kv = head % num_heads;
-      item.key = tile * kKeys;
-      item.f = cuda::frame_of(s, head / num_heads, item.h_kv * s.group);
+    item.h_kv = at.head - b * num_heads;
+    i32 piece = 0;
+    if (s.cut()) piece = cuda::warp_piece_of(s.cu_k + b * s.cu_step, s.pieces, tile, kKeys);
+    item.f = cuda::frame_of(s, b, piece, item.h_kv * s.group);
+    item.key = tile * kKeys;
+    item.row_tile = b * a.row_tiles_of_sequence;
+    if (s.cut()) {
+      item.key = cuda::begin_of_slot(tile, item.f.k_start, piece, kKeys);
+      item.row_tile += cuda::first_slot(item.f.q_start, piece, kRows);
     }
     return item;
   }
@@ -344,7 +345,7 @@ struct BackwardTiles {
 
   JALI_DEVICE static void produce(const BackwardArgs& a, const M& mask, Loader loader) {
     const i32 lane = threadIdx.x & 31;
-    const bool varlen = a.seq.varlen();
+    const bool cut = a.seq.cut();
     // From the counter, the first one too: where not all blocks fit the device at once, those that do
     // must hold the work that others' turns wait for.
     i32 n = 0;
@@ -385,10 +386,9 @@ struct BackwardTiles {
       bool first = true;
       // The row tiles of one query head.
       auto visit_head = [&](const Item& item, const Frame& f) {
-        const i32 row_line = varlen ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
-        const Head head{
-            f.h, f.h * a.row_tiles + (varlen ? row_line : f.b * ceil_div(f.num_rows, kRows)),
-            item.key / kKeys, kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr};
+        const i32 row_line = cut ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
+        const Head head{f.h, f.h * a.row_tiles + item.row_tile, item.key / kKeys,
+                        kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr};
         loader.prepare(head);
         const bool last_head = f.h == item.f.h + a.seq.group - 1;
         auto visit = [&](i32 t, bool partial, bool more, bool last) {
@@ -409,7 +409,7 @@ struct BackwardTiles {
           };
           classify_and_visit(mask, item_again, visit);
         } else if constexpr (kMapped) {
-          const i32 line = (varlen ? cuda::first_slot(f.k_start, f.b, kKeys) : 0) + head.key_tile;
+          const i32 line = (cut ? cuda::first_slot(f.k_start, f.b, kKeys) : 0) + head.key_tile;
           const i32 words = ceil_div(f.num_rows, 32 * kRows);
           // kOrdered: rows that all keys see come first under a causal mask, so that key tiles need
           // not wait until others come to where they begin.
@@ -427,13 +427,13 @@ struct BackwardTiles {
 #pragma unroll 1
       for (i32 g = 0; g < a.seq.group; ++g) {
         const Item item = copy(loader.prepared(broadcast(loader.items), !first));
-        // Where packed tokens leave a tile without keys, there is nothing to do.
+        // Where pieces leave a tile without keys, there is nothing to do.
         if (item.key >= item.f.num_keys) break;
         Frame f = item.f;
         f.h += g;
         visit_head(item, f);
       }
-      if (first || varlen) {
+      if (first || cut) {
         const Item item = copy(loader.prepared(broadcast(loader.items), !first));
         write_zeros(a, item, !first, lane);
         // Consumers will not hear of it.

@@ -150,10 +150,11 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
     const i32 n = static_cast<i32>(rest % lines);
     const i32 first_word = static_cast<i32>(unit % units_of_line) * together;
     const i32 h = static_cast<i32>(head % num_heads) * map.head_div;
-    i32 b = static_cast<i32>(head / num_heads), begin = n * kLine;
-    if (cu) b = warp_sequence_of(cu, s.B, n, kLine);
-    const Frame f = frame_of(s, b, h);
-    if (cu) begin = begin_of_slot(n, kKeyLines ? f.k_start : f.q_start, b, kLine);
+    const i32 b = static_cast<i32>(head / num_heads);
+    const i32 piece = cu ? warp_piece_of(cu, s.pieces, n, kLine) : 0;
+    const Frame f = frame_of(s, b, piece, h);
+    i32 begin = n * kLine;
+    if (cu) begin = begin_of_slot(n, kKeyLines ? f.k_start : f.q_start, piece, kLine);
     const i32 length = kKeyLines ? f.num_keys : f.num_rows;
     const i32 across = begin < length ? (kKeyLines ? f.num_rows : f.num_keys) : 0;
     const i32 end = min_of(begin + kLine, length);

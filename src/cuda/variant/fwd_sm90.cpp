@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
 }  // namespace jali::cuda
 )";
             },
-            score_options(p) == ScoreOptions{} && p.D > 64};
+            score_options(p) == ScoreOptions{} && p.D > 64 && kind_of(*p.mask) <= MaskKind::kLight};
   }
 
   void run(Call& call, const HeadView& out, const HeadView& lse) const override {
@@ -109,8 +109,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.seq = call.sequences();
     a.scores = score_arguments(call);
     a.Dv = p.Dv;
-    a.tiles_per_head = static_cast<i32>(p.varlen ? num_slots(p.Tq, p.B, shape.rows())
-                                                 : ceil_div(p.Lq, shape.rows()));
+    a.tiles_per_head = num_tiles(p, true, shape.rows());
     a.heads = batches * p.Hq;
     a.num_tiles = a.tiles_per_head * a.heads;
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);

@@ -176,7 +176,7 @@ struct ForwardArgs {
   i32 heads;           // B · Hq; varlen: Hq
   i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads
   i32 num_blocks;      // launched; they begin with the first row tiles
-  i32 tiles_per_head;  // ceil(Lq / rows); varlen: num_slots(Tq, B, rows)
+  i32 tiles_per_head;  // num_tiles() of call.h
   i32 section;         // forward_section()
   i32 last;            // heads_by_length(), at least a section, whole groups
   TileMap map;         // of row tiles, if has_map()
@@ -342,19 +342,20 @@ struct Forward {
                           a.last};
     const WorkOrder::Place at = order.place(tile);
     const i32 head = at.head, slot = at.unit;
-    if (!a.seq.varlen()) {
-      return {frame_of(a.seq, head / a.seq.Hq, head % a.seq.Hq), slot * kRows};
-    }
-    const i32 b = warp_sequence_of(a.seq.cu_q, a.seq.B, slot, kRows);
-    const Frame f = frame_of(a.seq, b, head);
-    return {f, begin_of_slot(slot, f.q_start, b, kRows)};
+    const i32 b = head / a.seq.Hq, h = head - b * a.seq.Hq;
+    const bool cut = a.seq.cut();
+    i32 n = 0;
+    if (cut) n = warp_piece_of(a.seq.cu_q + b * a.seq.cu_step, a.seq.pieces, slot, kRows);
+    const Frame f = frame_of(a.seq, b, n, h);
+    return {f, cut ? begin_of_slot(slot, f.q_start, n, kRows) : slot * kRows};
   }
 
   // ---- planner --------------------------------------------------------------------------------
-  /// Zeros for the rows of a tile that see no key: all, unless `any` key tile is active, and packed tokens
-  /// behind the last sequence.
+  /// Zeros for the rows of a tile that see no key: all, unless `any` key tile is active, and tokens behind
+  /// the last piece, which are no rows at all where they are packed.
   JALI_DEVICE static void write_empty(const ForwardArgs& a, const RowTile& t, bool any, i32 lane) {
-    const i32 rows = a.seq.has_tail(t.f.b) ? a.seq.tokens_q - t.f.q_start : t.f.num_rows;
+    const i32 last = end_with_tail(a.seq, t.f.b, t.f.q_start + t.f.num_rows, true);
+    const i32 rows = last - t.f.q_start;
     const i32 begin = any ? max_of(t.row, t.f.num_rows) : t.row, end = min_of(t.row + kRows, rows);
     const i32 parts = opaque(a.Dv) / 8;
 #pragma unroll 1
@@ -364,7 +365,7 @@ struct Forward {
     }
 #pragma unroll 1
     for (i32 r = begin + lane; r < end; r += 32) {
-      const bool sinks = kOptions.sinks && r < t.f.num_rows;
+      const bool sinks = kOptions.sinks && (r < t.f.num_rows || !a.seq.varlen());
       a.lse[t.lse(a, r)] = sinks ? a.scores.sinks[t.f.h] : -infinity();
     }
   }

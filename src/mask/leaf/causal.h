@@ -8,7 +8,8 @@ namespace jali::leaf {
 /// Key j is visible to the row at position p = i + offset when j <= p.
 struct Causal {
   static constexpr const char* kName = "causal";
-  static constexpr bool kRowsReadTables = false, kColsReadTables = false, kEven = true;
+  static constexpr bool kRowsReadTables = false, kColsReadTables = false, kEven = true,
+                        kRelative = true;
   Scalar offset;
 
   template <class V>

@@ -8,7 +8,8 @@ namespace jali::leaf {
 /// Key j is visible to the row at position p = i + offset when p - left <= j <= p + right.
 struct Window {
   static constexpr const char* kName = "window";
-  static constexpr bool kRowsReadTables = false, kColsReadTables = false, kEven = true;
+  static constexpr bool kRowsReadTables = false, kColsReadTables = false, kEven = true,
+                        kRelative = true;
   Scalar left, right, offset;
 
   template <class V>

@@ -1,0 +1,141 @@
+"""Packed documents on a GPU: kernels begin new tiles with each, or look cells up like those of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jali
+import pytest
+import torch
+
+from tests.python.accuracy import check_attention
+
+pytestmark = pytest.mark.gpu
+
+# What documents are & with, and the same cells of positions p and keys j.
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "alone": (None, lambda p, j: j >= 0),
+    "causal": (jali.CausalMask(), lambda p, j: j <= p),
+    "window": (
+        jali.CausalMask() & jali.WindowMask.last(100), lambda p, j: (j <= p) & (p - 100 < j)
+    ),
+    "offset": (jali.WindowMask(None, 3, offset=-7), lambda p, j: j <= p - 4),
+}  # fmt: skip
+# [B, documents]: tokens are left over, documents are empty, short, as long as tiles.
+LENGTHS = {
+    "one": [[700]],
+    "tail": [[200, 1, 0, 256]],
+    "empty at the end": [[300, 400, 0]],
+    "of each sequence": [[128, 384, 130], [0, 77, 600]],
+}
+
+
+def visible_cells(lengths: list[list[int]], cells: Any, L: int = 700, H: int = 4) -> torch.Tensor:
+    ids = jali.DocumentMask.from_lengths(lengths).ids(L)
+    p = torch.arange(L)
+    same = (ids[:, :, None] == ids[:, None]) & (ids[:, :, None] >= 0)
+    return (same & cells(p[:, None], p))[:, None].expand(-1, H, -1, -1)
+
+
+def masked(lengths: list[list[int]], other: Any) -> jali.Mask:
+    documents = jali.DocumentMask.from_lengths(lengths).to("cuda")
+    return documents if other is None else other & documents
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("other", OTHERS)
+def test_masks(other: str, D: int, record_property) -> None:
+    mask, cells = OTHERS[other]
+    for n, lengths in enumerate(LENGTHS.values()):
+        dtype = (torch.bfloat16, torch.float16)[n % 2]
+        check_attention(masked(lengths, mask), visible_cells(lengths, cells), Hkv=4 // (1 + n % 2),
+                        D=D, dtype=dtype, seed=n, device="cuda")  # fmt: skip
+    record_property("cases", len(LENGTHS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sinks": torch.zeros(4, dtype=torch.float64), "softcap": 5.0},
+        {"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0], dtype=torch.float64)},
+        {"key_bias": torch.randn(2, 2, 700, dtype=torch.float64)},
+        # Not by tiles of their own:
+        {"bias": torch.randn(1, 4, 700, 700, dtype=torch.float64)},
+        {"deterministic": True},
+    ],
+    ids=lambda x: "-".join(x),
+)
+def test_options(options: dict, record_property) -> None:
+    lengths = LENGTHS["of each sequence"]
+    mask, cells = OTHERS["causal"]
+    more = {"deterministic": options.pop("deterministic")} if "deterministic" in options else {}
+    check_attention(masked(lengths, mask), visible_cells(lengths, cells), Hkv=2, D=128,
+                    dtype=torch.bfloat16, device="cuda", options=options, **more)  # fmt: skip
+    record_property("cases", 1)
+
+
+def test_other_positions_and_short_documents() -> None:
+    lengths = [[20] * 30]  # too short for tiles of their own
+    check_attention(masked(lengths, jali.CausalMask()), visible_cells(lengths, OTHERS["causal"][1]),
+                    Hkv=4, D=64, dtype=torch.bfloat16, device="cuda")  # fmt: skip
+    lengths = LENGTHS["tail"]
+    cells = visible_cells(lengths, OTHERS["causal"][1])
+    check_attention(masked(lengths, jali.CausalMask()), cells[:, :, 300:], Hkv=4, D=64,
+                    dtype=torch.bfloat16, device="cuda")  # fmt: skip
+
+
+def test_all_layouts_and_dropout_agree_with_ids() -> None:
+    lengths = LENGTHS["of each sequence"]
+    packed = jali.DocumentMask.from_lengths(lengths).to("cuda")
+    masks = [jali.CausalMask() & m for m in (packed, jali.DocumentMask(packed.ids(700)))]
+    tensors = [torch.randn(2, 700, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    for options in ({"layout": "blhd"}, {"layout": "blhd", "dropout_p": 0.3, "seed": 3}):
+        results = []
+        for mask in masks:
+            leaves = [x.clone().requires_grad_() for x in tensors[:3]]
+            out = jali.attention(*leaves, mask, **options)
+            results.append([out, *torch.autograd.grad(out, leaves, tensors[3])])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_no_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.randn(1, 2, 512, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+    def run(mask: Any) -> None:
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        jali.attention(*leaves, mask).sum().backward()
+
+    run(jali.CausalMask() & jali.WindowMask.last(77))
+    torch.cuda.synchronize()
+    monkeypatch.setenv("JALI_OFFLINE", "1")
+    monkeypatch.setenv("JALI_CACHE", "/nonexistent")
+    run(masked([[200, 312]], jali.CausalMask() & jali.WindowMask.last(77)))
+    with pytest.raises(RuntimeError, match="JALI_OFFLINE"):
+        run(masked([[1] * 512], jali.CausalMask() & jali.WindowMask.last(77)))
+
+
+def test_graph_replays_read_documents_anew() -> None:
+    mask = masked([[100, 412]], jali.CausalMask())
+    documents = next(x for x in (mask.a, mask.b) if isinstance(x, jali.PackedDocumentMask))
+    tensors = [torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    jali.attention(*tensors, mask)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = jali.attention(*tensors, mask)
+    documents.cu_seqlens.copy_(torch.tensor([[0, 333, 500]], device="cuda", dtype=torch.int32))
+    graph.replay()
+    assert torch.equal(out, jali.attention(*tensors, mask))
+    assert (out[:, :, 500:] == 0).all() and (out[:, :, :500] != 0).any(-1).all()
+
+
+def test_wrong_lengths_lead_nowhere_else() -> None:
+    cuts = torch.tensor([[0, 2**30, -5, 300, 100]], device="cuda", dtype=torch.int32)
+    mask = jali.CausalMask() & jali.PackedDocumentMask(cuts)
+    leaves = [
+        torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+        for _ in range(3)
+    ]
+    jali.attention(*leaves, mask).sum().backward()
+    torch.cuda.synchronize()
