@@ -20,8 +20,9 @@ SECTIONS: dict[str, list[str]] = {
     "WindowMask": ["jali.WindowMask(6, 2)", "jali.CausalMask() & jali.WindowMask.last(8)"],
     "PrefixMask": ["jali.PrefixMask(6)", "jali.CausalMask() | jali.PrefixMask(10)"],
     "KeyPaddingMask": ["jali.KeyPaddingMask(keep)"],
-    "DocumentMask": [
-        "jali.DocumentMask(ids)",
+    "DocumentMask": ["jali.DocumentMask(ids)", "jali.CausalMask() & jali.DocumentMask(ids)"],
+    "PackedDocumentMask": [
+        "jali.PackedDocumentMask([0, 9, 23, 32])",
         "jali.CausalMask() & jali.DocumentMask.from_lengths([9, 14, 9])",
     ],
     "KeyIntervalMask": ["jali.KeyIntervalMask(start, end)"],

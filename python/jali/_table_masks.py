@@ -69,7 +69,7 @@ class DocumentMask(LeafMask):
 
     @staticmethod
     def from_cu_seqlens(cu_seqlens: Tensor) -> PackedDocumentMask:
-        """Documents packed behind each other: see `PackedDocumentMask`, which is faster than ids."""
+        """Documents packed behind each other, which are faster than ids."""
         return PackedDocumentMask(cu_seqlens)
 
     @staticmethod
@@ -96,8 +96,8 @@ class PackedDocumentMask(LeafMask):
 
     GPU kernels begin new tiles with every document, as for packed sequences, instead of looking
     cells up. They do for a mask of this one alone or & CausalMask, WindowMask, with as many rows as
-    keys, documents of 128 tokens or more on average, without a bias over rows and keys, dropout
-    and deterministic; in any other place it is a mask like others.
+    keys, documents of 256 tokens or more on average (64, where no gradient is wanted), and without
+    a bias over rows and keys, dropout and deterministic; else it is a mask like others.
 
     Args:
         cu_seqlens: int32 [B, N + 1] or [N + 1], from 0, not decreasing: the first token of each

@@ -96,7 +96,7 @@ class DynamicMask(DerivedMask):
         elif self.threshold is not None and self.threshold != self.threshold:
             raise ValueError(f"{owner}: threshold is NaN; give a number or None")
         if self.within is not None:
-            _limits(self.within, 0)
+            _limits(self.within, 0, False)
         object.__setattr__(self, "offset", int_param(self.offset, owner, "offset"))
         if not self.causal and self.offset is not None:
             raise ValueError(f"{owner}: offset has no meaning with causal=False; leave it out")
@@ -111,7 +111,9 @@ class DynamicMask(DerivedMask):
         if self.threshold is not None:
             # A key below the threshold is one that is never kept: it ranks behind all that are.
             scores = torch.where(scores >= self.threshold, scores, -math.inf)
-        documents, keep_keys = ([], []) if self.within is None else _limits(self.within, ctx.Lk)
+        documents, keep_keys = [], []
+        if self.within is not None:
+            documents, keep_keys = _limits(self.within, ctx.Lk, ctx.cu_seqlens_k is not None)
         keep = -1 if self.keep is None else self.keep
         try:
             end = _ends(scores, documents, keep_keys, ctx.cu_seqlens_k, keep, self.causal)
@@ -123,14 +125,19 @@ class DynamicMask(DerivedMask):
         return mask if self.within is None else mask & self.within
 
 
-def _limits(within: Mask, num_keys: int) -> tuple[list[Tensor], list[Tensor]]:
+def _limits(within: Mask, num_keys: int, varlen: bool) -> tuple[list[Tensor], list[Tensor]]:
     """The tables of keys of `within`: documents and kept keys."""
     if isinstance(within, AndMask):
-        a, b = _limits(within.a, num_keys), _limits(within.b, num_keys)
+        a, b = (_limits(x, num_keys, varlen) for x in (within.a, within.b))
         return a[0] + b[0], a[1] + b[1]
     if isinstance(within, DocumentMask):
         return [within.q_ids if within.k_ids is None else within.k_ids], []
     if isinstance(within, PackedDocumentMask):
+        if varlen:
+            raise NotImplementedError(
+                "DynamicMask: in attention_varlen, within takes documents by ids; make a "
+                "DocumentMask of them"
+            )
         return [within.ids(num_keys)], []
     if isinstance(within, KeyPaddingMask):
         return [], [within.keep]

@@ -53,7 +53,7 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
                         const TensorView& out, const TensorView& lse, const TensorView& dout,
                         const TensorView& dlse, const Mask& mask, const AttentionOptions& options,
                         const AttentionGrads& grads) {
-  const CheckedProblem call(q, k, v, mask, options);
+  const CheckedProblem call(q, k, v, mask, options, true);
   const i32 Dv = call.problem().Dv;
   if (!lse.given()) value_error("attention_backward needs the forward's lse");
   const BackwardViews views = call.grad_views(grads);
@@ -73,7 +73,7 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
 std::vector<BuiltModule> prebuild(const TensorView& q, const TensorView& k, const TensorView& v,
                                   const Mask& mask, const AttentionOptions& options, bool backward,
                                   const AttentionGrads& grads, const std::string& arch) {
-  const CheckedProblem call(q, k, v, mask, options);
+  const CheckedProblem call(q, k, v, mask, options, backward);
   const BackwardViews views = call.bias_grad_views(grads);
   std::vector<BuiltModule> made;
   for (const Backend* backend : all_backends()) {

@@ -11,9 +11,10 @@ namespace jali {
 
 class CheckedProblem {
  public:
-  /// Throws Error on the first wrong argument. Binds and summarises the mask.
+  /// Throws Error on the first wrong argument. Binds and summarises the mask. backward: it is that of a
+  /// backward pass, or of a forward pass with one to come.
   CheckedProblem(const TensorView& q, const TensorView& k, const TensorView& v, const Mask& mask,
-                 const AttentionOptions& options);
+                 const AttentionOptions& options, bool backward = false);
   CheckedProblem(const CheckedProblem&) = delete;
   CheckedProblem& operator=(const CheckedProblem&) = delete;
 
@@ -33,7 +34,7 @@ class CheckedProblem {
   HeadView key_bias_view(const char* name, const TensorView& t) const;
   HeadView sinks_view(const char* name, const TensorView& t) const;
   /// Lets a backend work on documents where the mask, and all else, allows it.
-  void take_documents();
+  void take_documents(bool backward);
   void check_place(const char* name, const TensorView& t) const;
   void check_bias_dtype(const char* name, const TensorView& t) const;
   i32 head_divisor(const char* name, const TensorView& t, i64 heads) const;

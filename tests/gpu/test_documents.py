@@ -1,4 +1,4 @@
-"""Packed documents on a GPU: kernels begin new tiles with each, or look cells up like those of others."""
+"""Packed documents on a GPU: kernels begin new tiles with each, or look cells up."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     ),
     "offset": (jali.WindowMask(None, 3, offset=-7), lambda p, j: j <= p - 4),
 }  # fmt: skip
+L = 1100  # documents long enough on average for tiles of their own, in the backward, too
 # [B, documents]: tokens are left over, documents are empty, short, as long as tiles.
 LENGTHS = {
-    "one": [[700]],
-    "tail": [[200, 1, 0, 256]],
-    "empty at the end": [[300, 400, 0]],
-    "of each sequence": [[128, 384, 130], [0, 77, 600]],
+    "one": [[L]],
+    "tail": [[200, 1, 0, 656]],
+    "empty at the end": [[700, 400, 0]],
+    "of each sequence": [[128, 384, 130], [0, 477, 600]],
 }
 
 
-def visible_cells(lengths: list[list[int]], cells: Any, L: int = 700, H: int = 4) -> torch.Tensor:
+def visible_cells(lengths: list[list[int]], cells: Any, H: int = 4) -> torch.Tensor:
     ids = jali.DocumentMask.from_lengths(lengths).ids(L)
     p = torch.arange(L)
     same = (ids[:, :, None] == ids[:, None]) & (ids[:, :, None] >= 0)
@@ -58,9 +59,9 @@ def test_masks(other: str, D: int, record_property) -> None:
     [
         {"sinks": torch.zeros(4, dtype=torch.float64), "softcap": 5.0},
         {"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0], dtype=torch.float64)},
-        {"key_bias": torch.randn(2, 2, 700, dtype=torch.float64)},
+        {"key_bias": torch.randn(2, 2, L, dtype=torch.float64)},
         # Not by tiles of their own:
-        {"bias": torch.randn(1, 4, 700, 700, dtype=torch.float64)},
+        {"bias": torch.randn(1, 4, L, L, dtype=torch.float64)},
         {"deterministic": True},
     ],
     ids=lambda x: "-".join(x),
@@ -75,20 +76,20 @@ def test_options(options: dict, record_property) -> None:
 
 
 def test_other_positions_and_short_documents() -> None:
-    lengths = [[20] * 30]  # too short for tiles of their own
+    lengths = [[20] * 50]  # too short for tiles of their own
     check_attention(masked(lengths, jali.CausalMask()), visible_cells(lengths, OTHERS["causal"][1]),
                     Hkv=4, D=64, dtype=torch.bfloat16, device="cuda")  # fmt: skip
     lengths = LENGTHS["tail"]
     cells = visible_cells(lengths, OTHERS["causal"][1])
-    check_attention(masked(lengths, jali.CausalMask()), cells[:, :, 300:], Hkv=4, D=64,
+    check_attention(masked(lengths, jali.CausalMask()), cells[:, :, 500:], Hkv=4, D=64,
                     dtype=torch.bfloat16, device="cuda")  # fmt: skip
 
 
 def test_all_layouts_and_dropout_agree_with_ids() -> None:
     lengths = LENGTHS["of each sequence"]
     packed = jali.DocumentMask.from_lengths(lengths).to("cuda")
-    masks = [jali.CausalMask() & m for m in (packed, jali.DocumentMask(packed.ids(700)))]
-    tensors = [torch.randn(2, 700, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    masks = [jali.CausalMask() & m for m in (packed, jali.DocumentMask(packed.ids(L)))]
+    tensors = [torch.randn(2, L, 4, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     for options in ({"layout": "blhd"}, {"layout": "blhd", "dropout_p": 0.3, "seed": 3}):
         results = []
         for mask in masks:
@@ -134,7 +135,7 @@ def test_wrong_lengths_lead_nowhere_else() -> None:
     cuts = torch.tensor([[0, 2**30, -5, 300, 100]], device="cuda", dtype=torch.int32)
     mask = jali.CausalMask() & jali.PackedDocumentMask(cuts)
     leaves = [
-        torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
+        torch.randn(1, 2, L, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
         for _ in range(3)
     ]
     jali.attention(*leaves, mask).sum().backward()

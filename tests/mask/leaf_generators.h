@@ -66,6 +66,27 @@ inline Sample make_document(Generator& g) {
           ""};
 }
 
+inline Sample make_packed_document(Generator& g) {
+  // Some documents are empty, some tokens left over, some documents longer than the sequence.
+  const int batches = g.rng().pick<int>({1, g.problem().B}), documents = g.rng().in(0, 9);
+  const int longest = g.rng().pick<int>({5, 40, 200});
+  int end = 0;
+  auto cuts = g.table<int>({batches, documents + 1}, [&](const int* at) {
+    return end = at[1] == 0 ? 0 : end + std::max(g.rng().in(-longest / 4, longest), 0);
+  });
+  const std::vector<int> offset = g.problem().q_offset;
+  return {jali::packed_document(cuts.view),
+          [=](int b, int, int i, int j) {
+            const int p = i + offset[b], from = batches > 1 ? b : 0;
+            for (int n = 0; n < documents; ++n) {
+              const int begin = cuts.at({from, n}), after = cuts.at({from, n + 1});
+              if (begin <= p && p < after) return begin <= j && j < after;
+            }
+            return false;
+          },
+          ""};
+}
+
 /// Intervals around `l * slope`: nested, random, some empty, some open.
 struct Ends {
   int spread, width;
@@ -216,6 +237,7 @@ inline const std::map<std::string, Sample (*)(Generator&)>& leaf_generators() {
       {"key_interval", make_key_interval},
       {"key_padding", make_key_padding},
       {"neighborhood", make_neighborhood},
+      {"packed_document", make_packed_document},
       {"prefix", make_prefix},
       {"row_interval", make_row_interval},
       {"window", make_window},

@@ -21,7 +21,7 @@ struct Sequences {
   i32 tokens_q = 0, tokens_k = 0;  // that are cut, also those behind the last piece
   bool packed = false;
   JALI_HD bool varlen() const { return packed; }
-  JALI_HD bool cut() const { return cu_q != nullptr; }
+  JALI_HD bool cut() const { return pieces > 0; }
 };
 
 /// Padded sequence b, or piece n of it; of packed tokens: b = 0, piece n, which is sequence n.
@@ -48,9 +48,10 @@ JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 n, i32 h) {
 /// sequence which ends before token `end` is the last one; else `end`. b: the frame's.
 JALI_HD i32 end_with_tail(const Sequences& s, i32 b, i32 end, bool rows) {
   if (!s.cut()) return end;
-  const i32* const cu = (rows ? s.cu_q : s.cu_k) + (s.varlen() ? 0 : b * s.cu_step);
   const i32 tokens = rows ? s.tokens_q : s.tokens_k;
-  return end >= min_of(cu[s.pieces], tokens) ? tokens : end;
+  const bool last =
+      s.varlen() ? b == s.pieces - 1 : end >= min_of(s.cu_q[b * s.cu_step + s.pieces], tokens);
+  return last ? tokens : end;
 }
 
 /// Tokens are cut into tiles of `size` piece by piece without reading the lengths on the host: piece n

@@ -345,7 +345,6 @@ struct BackwardTiles {
 
   JALI_DEVICE static void produce(const BackwardArgs& a, const M& mask, Loader loader) {
     const i32 lane = threadIdx.x & 31;
-    const bool cut = a.seq.cut();
     // From the counter, the first one too: where not all blocks fit the device at once, those that do
     // must hold the work that others' turns wait for.
     i32 n = 0;
@@ -386,7 +385,7 @@ struct BackwardTiles {
       bool first = true;
       // The row tiles of one query head.
       auto visit_head = [&](const Item& item, const Frame& f) {
-        const i32 row_line = cut ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
+        const i32 row_line = a.seq.cut() ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
         const Head head{f.h, f.h * a.row_tiles + item.row_tile, item.key / kKeys,
                         kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr};
         loader.prepare(head);
@@ -409,7 +408,8 @@ struct BackwardTiles {
           };
           classify_and_visit(mask, item_again, visit);
         } else if constexpr (kMapped) {
-          const i32 line = (cut ? cuda::first_slot(f.k_start, f.b, kKeys) : 0) + head.key_tile;
+          const i32 key_line = a.seq.cut() ? cuda::first_slot(f.k_start, f.b, kKeys) : 0;
+          const i32 line = key_line + head.key_tile;
           const i32 words = ceil_div(f.num_rows, 32 * kRows);
           // kOrdered: rows that all keys see come first under a causal mask, so that key tiles need
           // not wait until others come to where they begin.
@@ -433,7 +433,7 @@ struct BackwardTiles {
         f.h += g;
         visit_head(item, f);
       }
-      if (first || cut) {
+      if (first || a.seq.cut()) {
         const Item item = copy(loader.prepared(broadcast(loader.items), !first));
         write_zeros(a, item, !first, lane);
         // Consumers will not hear of it.

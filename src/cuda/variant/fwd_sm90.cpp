@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.num_tiles = a.tiles_per_head * a.heads;
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
     a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv),
-                                has_map(kind_of(*p.mask)));
+                                has_map(kind_of(*p.mask)) || a.seq.cut());
     const i32 last = heads_by_length(a.heads, a.tiles_per_head, call.device().num_sms);
     a.last = min_of(ceil_div(max_of(last, a.section), a.seq.group) * a.seq.group, a.heads);
     if (has_map(kind_of(*p.mask))) a.map = call.tile_map(shape.rows(), shape.keys, false);
