@@ -27,7 +27,7 @@ Call::Call(const AttentionProblem& problem)
   if (!problem.documents) return;
   const TokenTable<i32>& documents = *problem.documents;
   sequences_.cu_q = sequences_.cu_k = documents.data;
-  sequences_.cu_step = documents.stride_b;
+  sequences_.cu_step = static_cast<i32>(documents.stride_b);
   sequences_.pieces = documents.length - 1;
   sequences_.tokens_q = problem.Lq;
   sequences_.tokens_k = problem.Lk;

@@ -187,7 +187,8 @@ std::optional<TokenTable<i32>> BoundMask::take_documents(i64 most) {
   if (found < 0) return {};
   const TokenTable<i32> documents = *leaves_[found]->documents();
   const i64 num = documents.length - 1;
-  if (num < 1 || num > most || documents.stride_l != 1) return {};
+  const i64 largest = kMaxLength / max_of(num_batches_, 1);
+  if (num < 1 || num > most || documents.stride_l != 1 || documents.stride_b > largest) return {};
   leaves_.erase(leaves_.begin() + found);
   nodes_.clear();
   for (i32 n = 0; n < static_cast<i32>(leaves_.size()); ++n) {

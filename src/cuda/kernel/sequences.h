@@ -16,7 +16,7 @@ struct Sequences {
   i64 q_offsets_step = 0;          // elements
   // Where tiles begin anew, with each piece: a packed sequence (varlen), or a document of a padded one.
   const i32 *cu_q = nullptr, *cu_k = nullptr;  // [pieces + 1], of each padded sequence
-  i64 cu_step = 0;                             // elements from one padded sequence to the next
+  i32 cu_step = 0;                             // elements from one padded sequence to the next
   i32 pieces = 0;
   i32 tokens_q = 0, tokens_k = 0;  // that are cut, also those behind the last piece
   bool packed = false;
