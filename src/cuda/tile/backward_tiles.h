@@ -363,7 +363,7 @@ struct BackwardTiles {
     if (lane == 0) store_shared(loader.sm.ready_section(), -1);
     __syncwarp();
 #pragma unroll 1
-    while (n < order().total()) {
+    while (n < opaque(a.key_tiles) * a.heads) {  // PERF: or the product would be kept, and spill
       loader.prepare(item_of(a, order().place(n)));
       if (lane == 0) {
         store_shared(loader.sm.next(), -1);
