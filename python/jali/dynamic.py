@@ -111,9 +111,11 @@ class DynamicMask(DerivedMask):
         if self.threshold is not None:
             # A key below the threshold is one that is never kept: it ranks behind all that are.
             scores = torch.where(scores >= self.threshold, scores, -math.inf)
-        documents, keep_keys = [], []
-        if self.within is not None:
-            documents, keep_keys = _limits(self.within, ctx.Lk, ctx.cu_seqlens_k is not None)
+        documents, keep_keys = (
+            ([], [])
+            if self.within is None
+            else _limits(self.within, ctx.Lk, ctx.cu_seqlens_k is not None)
+        )
         keep = -1 if self.keep is None else self.keep
         try:
             end = _ends(scores, documents, keep_keys, ctx.cu_seqlens_k, keep, self.causal)
