@@ -227,9 +227,9 @@ def as_mask(mask: Any, ctx: CallContext) -> Mask:
                 f"{mask.dtype}; write mask != 0"
             )
         return DenseMask(mask)
-    function = getattr(mask, "mask_mod", mask)
-    if hasattr(mask, "kv_indices") and getattr(function, "__name__", "") == "noop_mask":
+    if hasattr(mask, "kv_indices"):
         return _of_blocks(mask, ctx)
+    function = getattr(mask, "mask_mod", mask)
     if callable(function):
         return _from_function(function, ctx)
     if callable(getattr(mask, "dense", None)):
@@ -242,23 +242,27 @@ def as_mask(mask: Any, ctx: CallContext) -> Mask:
 
 
 def _of_blocks(mask: Any, ctx: CallContext) -> Mask:
-    """A BlockMask whose mask_mod hides nothing, as from_kv_blocks makes it: its blocks."""
-    rows, keys = mask.BLOCK_SIZE
-    columns = -(-ctx.Lk // keys)
-    blocks = None
-    for count, index in (
-        (mask.kv_num_blocks, mask.kv_indices),
-        (mask.full_kv_num_blocks, mask.full_kv_indices),
-    ):
-        if index is None:
-            continue
-        # Behind their count, indices may be anything.
-        listed = torch.arange(index.shape[-1], device=index.device) < count[..., None]
-        place = index.long().clamp(0, max(columns - 1, 0))
-        found = torch.zeros(*index.shape[:-1], columns, dtype=torch.int32, device=index.device)
-        found = found.scatter_add(-1, place, listed.int()) > 0
-        blocks = found if blocks is None else blocks | found
-    return BlockSparseMask(blocks, (rows, keys))
+    """A BlockMask: the cells that mask_mod shows in the blocks listed as partial, and all cells of
+    those listed as full. Lists by create_block_mask say nothing that mask_mod does not, but others
+    do, and only a look at the device could tell them apart."""
+    partial = _listed_blocks(mask, mask.kv_num_blocks, mask.kv_indices, ctx)
+    full = None
+    if mask.full_kv_indices is not None:
+        full = _listed_blocks(mask, mask.full_kv_num_blocks, mask.full_kv_indices, ctx)
+    if getattr(mask.mask_mod, "__name__", "") == "noop_mask":  # as from_kv_blocks makes it
+        return BlockSparseMask(partial if full is None else partial | full, mask.BLOCK_SIZE)
+    shown = BlockSparseMask(partial, mask.BLOCK_SIZE) & _from_function(mask.mask_mod, ctx)
+    return shown if full is None else shown | BlockSparseMask(full, mask.BLOCK_SIZE)
+
+
+def _listed_blocks(mask: Any, count: Tensor, index: Tensor, ctx: CallContext) -> Tensor:
+    """bool [B, H, rows of blocks, columns of blocks]."""
+    columns = -(-ctx.Lk // mask.BLOCK_SIZE[1])
+    # Behind their count, indices may be anything.
+    listed = torch.arange(index.shape[-1], device=index.device) < count[..., None]
+    place = index.long().clamp(0, max(columns - 1, 0))
+    found = torch.zeros(*index.shape[:-1], columns, dtype=torch.int32, device=index.device)
+    return found.scatter_add(-1, place, listed.int()) > 0
 
 
 def _from_function(function: Callable[..., Any], ctx: CallContext) -> Mask:

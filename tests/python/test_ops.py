@@ -292,6 +292,24 @@ def test_flex_attention_blocks_without_a_mask_mod() -> None:
     assert torch.equal(jali.attention(q, k, v, block_mask), want)
 
 
+def test_flex_attention_blocks_that_hide_more_than_the_mask_mod() -> None:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    q, k, v = inputs(grad=False)
+    count, index = torch.tensor([[[1, 2]]]), torch.tensor([[[[1, 0, 0], [0, 2, 0]]]])
+    full = torch.tensor([[[0, 1]]]), torch.tensor([[[[0, 0, 0], [1, 0, 0]]]])
+    lists = [x.int() for x in (count, index, *full)]
+    block_mask = BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=4, mask_mod=lambda b, h, i, j: i >= j - 3, compute_q_blocks=False
+    )
+    partial = torch.tensor([[0, 1, 0], [1, 0, 1]]).bool()[None, None]
+    whole = torch.tensor([[0, 0, 0], [0, 1, 0]]).bool()[None, None]
+    mask = jali.BlockSparseMask(partial, (4, 4)) & jali.CausalMask(3)
+    want = jali.attention(q, k, v, mask | jali.BlockSparseMask(whole, (4, 4)))
+    assert torch.equal(jali.attention(q, k, v, block_mask), want)
+    assert not torch.equal(want, jali.attention(q, k, v, jali.CausalMask(3)))
+
+
 class Stripes:
     """A foreign mask that can only be evaluated."""
 

@@ -922,8 +922,9 @@ struct Forward {
       tile::RowState end;
     };
     /// S of this key tile in flight with O += P V of the last one. kAny: this key tile may be partial,
-    /// and may open a row tile, where the last one closed the row tile before: that is returned. PERF: a template, since a
-    /// branch while WGMMAs are in flight costs 6 %; not more of them, which the instruction cache misses.
+    /// and may open a row tile, where the last one closed the row tile before: that is returned. PERF: a
+    /// template, since a branch while WGMMAs are in flight costs 6 %; not more of them, which the
+    /// instruction cache misses.
     template <bool kAny>
     JALI_DEVICE Closed step() {
       const u32 stage = count % kStages;
