@@ -150,6 +150,9 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.heads = batches * p.Hkv;
   a.section = section(p, rows, a.heads, call.device().num_sms);
   a.last = heads_by_length(a.heads, a.key_tiles, call.device().num_sms);
+  // Whose tiles do not come by length: more heads beside each other, so that no long one is left to the end.
+  // PERF: 12 causal documents, 2 x 8K, 2 heads 585 us, 4 570, 8 575, 16 599; 32K 4149, 4193, 4134, 4317.
+  if (p.documents) a.last = min_of(max_of(a.last, 8), a.heads);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
   a.lse_factor = adjusts_products(backward_options(p)) ? -kLog2E : static_cast<float>(-1 / p.scale);
