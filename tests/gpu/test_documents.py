@@ -54,6 +54,15 @@ def test_masks(other: str, D: int, record_property) -> None:
     record_property("cases", len(LENGTHS))
 
 
+@pytest.mark.parametrize("lengths", [[[700]], [[700, 0, 0]], [[0, 640, 60, 0]]])
+def test_tokens_behind_the_last_document_see_sinks(lengths: list, record_property) -> None:
+    mask, cells = OTHERS["causal"]
+    options = {"sinks": torch.linspace(-1, 1, 4, dtype=torch.float64)}
+    check_attention(masked(lengths, mask), visible_cells(lengths, cells), Hkv=2, D=128,
+                    dtype=torch.bfloat16, device="cuda", options=options)  # fmt: skip
+    record_property("cases", 1)
+
+
 @pytest.mark.parametrize(
     "options",
     [

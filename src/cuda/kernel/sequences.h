@@ -45,7 +45,8 @@ JALI_HD Frame frame_of(const Sequences& s, i32 b, i32 n, i32 h) {
   return f;
 }
 /// Behind the last piece may be tokens that belong to none: where these end, if that piece of a frame's
-/// sequence which ends before token `end` is the last one; else `end`. b: the frame's.
+/// sequence which ends before token `end` is the last one, or a document that only empty ones follow; else
+/// `end`. b: the frame's.
 JALI_HD i32 end_with_tail(const Sequences& s, i32 b, i32 end, bool rows) {
   if (!s.cut()) return end;
   const i32 tokens = rows ? s.tokens_q : s.tokens_k;

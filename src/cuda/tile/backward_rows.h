@@ -193,7 +193,7 @@ struct BackwardRows {
   JALI_DEVICE void clear_tail(const Run& run) const {
     const i32 last = end_with_tail(a.seq, run.b, run.token + run.rows, true);
     const i32 begin = max_of(run.rows, 0), end = min_of(run.parts * kPartRows, last - run.token);
-    if (kSinks && a.sink_sums && a.dlse && !a.seq.varlen()) {
+    if (kSinks && a.sink_sums && a.dlse && !a.seq.varlen() && of_last_piece(run)) {
       float sum = 0;
 #pragma unroll 1
       for (i32 row = begin + this_lane(); row < end; row += 32) {
@@ -208,6 +208,13 @@ struct BackwardRows {
 #pragma unroll 1
       for (i32 d = this_lane(); d < a.D; d += 32) to[d] = 0;
     }
+  }
+  /// Whether a run is of the last document. Where others before it are empty, they end where it begins.
+  JALI_DEVICE bool of_last_piece(const Run& run) const {
+    const cuda::Sequences& s = a.seq;
+    const i32 slot = run.tile() - run.h * a.row_tiles - run.b * a.row_tiles_of_sequence;
+    const i32 last = s.pieces - 1, begin = s.cu_q[run.b * s.cu_step + last];
+    return slot >= cuda::first_slot(clamp_to(begin, 0, s.tokens_q), last, kRows);
   }
   /// Adds the products of 64 columns of 16 rows of out and dout that this lane has of the diagonal, of rows
   /// 0 to 7 and 8 to 15. Which columns a lane multiplies first does not matter as long as they are the same
