@@ -173,6 +173,27 @@ def test_a_call_is_known_by_its_kind_alone() -> None:
     assert not any(x.compiled for x in [*after, *again])
 
 
+def test_packed_documents_have_no_kernel_of_their_own() -> None:
+    x = torch.empty(B, HQ, 1024, 64, dtype=torch.bfloat16, device="meta")
+
+    def modules(mask: Any, **options: Any) -> set[str]:
+        return {kernel.module for kernel in jali.prebuild(x, x, x, mask, **options)}
+
+    long, short = (jali.DocumentMask.from_lengths([n] * (1024 // n)) for n in (256, 32))
+    window = causal & jali.WindowMask.last(64)
+    assert modules(window & long) == modules(window) == modules(long & window)
+    assert modules(long, backward=False) == modules(None, backward=False)
+    for mask in (
+        window & short,
+        window & (long | jali.PrefixMask(3)),
+        long & long,
+        long & jali.DocumentMask(ints(1024)),
+    ):
+        assert not modules(mask, backward=False) & modules(window, backward=False)
+    biased = {"bias": torch.empty(1, 1, 1024, 1024, device="meta"), "backward": False}
+    assert not modules(window & long, **biased) & modules(window, **biased)
+
+
 def test_what_no_kernel_serves_is_refused(cache: Path) -> None:
     before = files(cache)
     with pytest.raises(NotImplementedError, match="bfloat16 and float16"):
