@@ -35,7 +35,7 @@ def visible_cells(lengths: list[list[int]], cells: Any, H: int = 4) -> torch.Ten
     ids = jali.DocumentMask.from_lengths(lengths).ids(L)
     p = torch.arange(L)
     same = (ids[:, :, None] == ids[:, None]) & (ids[:, :, None] >= 0)
-    return (same & cells(p[:, None], p))[:, None].expand(-1, H, -1, -1)
+    return (same & cells(p[:, None], p))[:, None].expand(2, H, -1, -1)  # one for both sequences
 
 
 def masked(lengths: list[list[int]], other: Any) -> jali.Mask:
