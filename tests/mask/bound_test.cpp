@@ -62,6 +62,51 @@ TEST(documents) {
   CHECK_REFUSED(document(ints({10}), ints({10})), "q_ids has 10 entries");
 }
 
+TEST(packed_documents) {
+  CHECK_BINDS(packed_document(ints({4})));
+  CHECK_BINDS(packed_document(ints({2, 1})));
+  CHECK_REFUSED(packed_document(ints({3, 4})), "batch dim is 3; expected 1 or 2");
+  i32 falling[] = {0, 7, 5}, late[] = {1, 5};
+  CHECK_REFUSED(packed_document(TensorView(falling, DType::kI32, {3})), "decreases");
+  CHECK_REFUSED(packed_document(TensorView(late, DType::kI32, {2})), "must begin with 0");
+}
+
+TEST(documents_are_taken_where_the_others_know_no_places) {
+  const Mask documents = packed_document(ints({2, 4})), others = causal() & window(3, 1);
+  auto taken = [](const Mask& mask, i64 most) {
+    BoundMask bound(mask, shape());
+    const std::size_t before = bound.nodes().size();
+    const auto table = bound.take_documents(most);
+    if (!table) CHECK_EQ(bound.nodes().size(), before);
+    if (table) CHECK_EQ(table->length, 4);
+    return table.has_value();
+  };
+  CHECK(taken(documents, 3));
+  CHECK(!taken(documents, 2));
+  CHECK(taken(others & documents, 3));
+  CHECK(taken(documents & others, 3));
+  CHECK(taken(causal() & (documents & window(3, 1)), 3));
+  CHECK(!taken(Mask(), 3));
+  CHECK(!taken(others, 3));
+  CHECK(!taken(documents & documents, 3));
+  CHECK(!taken(documents | others, 3));
+  CHECK(!taken(~documents, 3));
+  CHECK(!taken(documents & prefix(3), 3));
+  CHECK(!taken(documents & causal(ints({2})), 3));
+  CHECK(taken(documents & causal(ints({1})), 3));
+
+  BoundMask bound(causal() & (documents & window(3, 1)), shape());
+  CHECK(bound.varies_by_batch());
+  CHECK(bound.take_documents(3).has_value());
+  CHECK_EQ(bound.leaves().size(), std::size_t{2});
+  CHECK_EQ(bound.nodes().size(), std::size_t{3});
+  CHECK_EQ(std::string(bound.leaves()[1]->name()), std::string("window"));
+  CHECK(!bound.varies_by_batch());
+  BoundMask alone(documents, shape());
+  CHECK(alone.take_documents(3).has_value());
+  CHECK(alone.trivial());
+}
+
 TEST(grids) {
   CHECK_BINDS(dense(bools({6, 10})));
   CHECK_BINDS(dense(bools({2, 4, 1, 10})));
