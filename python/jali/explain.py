@@ -24,8 +24,7 @@ class Explanation:
             place), "stored", "gathered".
         tile: Rows and keys of a tile.
         num_empty, num_partial, num_full: Tiles skipped, run with the mask, run without it; over
-            all sequences and heads. Packed documents, for which GPU kernels begin tiles anew,
-            count as in tiles of the whole sequence.
+            all sequences and heads.
         num_visible: Visible cells.
         num_cells: All cells.
         density: Visible cells / all cells.

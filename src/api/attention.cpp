@@ -104,6 +104,7 @@ Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::i
   problem.mask = &bound;
   problem.device = device;
   problem.device_index = device_index;
+  if (device == DeviceType::kCUDA) problem.documents = take_documents(bound, false);
   const Backend& backend = choose(problem);
   const TileShape tile = backend.forward_tile(problem);
 
@@ -122,7 +123,11 @@ Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::i
   }
   e.plan_seconds = std::chrono::duration<double>(Clock::now() - start).count();
   const TileCounts counts = count_tiles(bound, tile.rows, tile.keys);
-  e.num_empty = counts.num_empty;
+  // Of the whole sequences, also where tiles of documents are counted.
+  const i64 tiles = shape.B * shape.Hq * ceil_div<i64>(problem.Lq, tile.rows) *
+                    ceil_div<i64>(problem.Lk, tile.keys);
+  e.num_empty = problem.documents ? max_of<i64>(tiles - counts.num_partial - counts.num_full, 0)
+                                  : counts.num_empty;
   e.num_partial = counts.num_partial;
   e.num_full = counts.num_full;
   e.num_visible = counts.num_visible;

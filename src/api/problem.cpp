@@ -27,6 +27,14 @@ void check_range(const char* name, i64 n, i64 low, i64 high) {
 
 }  // namespace
 
+std::optional<TokenTable<i32>> take_documents(BoundMask& mask, bool backward) {
+  const Shape& s = mask.shape();
+  const bool at_zero = s.q_offset.tag == IntParam::Tag::kAbsent ||
+                       (s.q_offset.tag == IntParam::Tag::kNumber && s.q_offset.number == 0);
+  if (s.cu_seqlens_q.given() || s.Lq != s.Lk || !at_zero) return {};
+  return mask.take_documents(s.Lk / (backward ? kLeastMeanDocumentBackward : kLeastMeanDocument));
+}
+
 CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const TensorView& v,
                                const Mask& mask, const AttentionOptions& options, bool backward)
     : q_(q), k_(k), v_(v), options_(options) {
@@ -149,19 +157,11 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
     }
     p.alibi_slopes = data_of<const float>(slopes);
   }
-  take_documents(backward || options.expect_backward);
-}
-
-void CheckedProblem::take_documents(bool backward) {
-  AttentionProblem& p = problem_;
-  const IntParam& offset = options_.q_offset;
-  const bool at_zero = offset.tag == IntParam::Tag::kAbsent ||
-                       (offset.tag == IntParam::Tag::kNumber && offset.number == 0);
   // Kernels read a bias over rows and keys, draw dropout, and take turns, by places in the sequence.
   const bool by_place = p.bias.given() || p.dropout_p > 0 || p.deterministic;
-  if (!mask_->on_gpu() || p.varlen || p.Lq != p.Lk || !at_zero || by_place) return;
-  const i64 least = backward ? kLeastMeanDocumentBackward : kLeastMeanDocument;
-  p.documents = mask_->take_documents(p.Lk / least);
+  if (mask_->on_gpu() && !by_place) {
+    p.documents = take_documents(*mask_, backward || options.expect_backward);
+  }
 }
 
 void CheckedProblem::check_place(const char* name, const TensorView& t) const {

@@ -4,10 +4,15 @@
 #include <jali/jali.h>
 
 #include <memory>
+#include <optional>
 
 #include "backend/backend.h"
 
 namespace jali {
+
+/// The documents that a GPU kernel works on one by one, where it may: the mask becomes what is left. None
+/// where documents are too short; backward: see CheckedProblem.
+std::optional<TokenTable<i32>> take_documents(BoundMask& mask, bool backward);
 
 class CheckedProblem {
  public:
@@ -33,8 +38,6 @@ class CheckedProblem {
   CellView bias_view(const char* name, const TensorView& t) const;
   HeadView key_bias_view(const char* name, const TensorView& t) const;
   HeadView sinks_view(const char* name, const TensorView& t) const;
-  /// Lets a backend work on documents where the mask, and all else, allows it.
-  void take_documents(bool backward);
   void check_place(const char* name, const TensorView& t) const;
   void check_bias_dtype(const char* name, const TensorView& t) const;
   i32 head_divisor(const char* name, const TensorView& t, i64 heads) const;

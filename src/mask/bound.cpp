@@ -190,6 +190,7 @@ std::optional<TokenTable<i32>> BoundMask::take_documents(i64 most) {
   const i64 largest = kMaxLength / max_of(num_batches_, 1);
   if (num < 1 || num > most || documents.stride_l != 1 || documents.stride_b > largest) return {};
   leaves_.erase(leaves_.begin() + found);
+  summaries_.clear();  // relative leaves have none
   nodes_.clear();
   for (i32 n = 0; n < static_cast<i32>(leaves_.size()); ++n) {
     nodes_.push_back({Node::Op::kLeaf, n});
@@ -197,7 +198,25 @@ std::optional<TokenTable<i32>> BoundMask::take_documents(i64 most) {
     if (n > 0) nodes_.push_back({Node::Op::kAnd, -1, last - 1, last});
   }
   varies_by_batch_ = frames_vary_;
+  if (!on_gpu()) bind_documents(documents);
   return documents;
+}
+
+void BoundMask::bind_documents(const TokenTable<i32>& documents) {
+  const i32 length = lk_, num = documents.length - 1;
+  frames_.clear();
+  lq_ = lk_ = 0;
+  for (i32 b = 0; b < num_batches_; ++b) {
+    for (i32 n = 0; n < num; ++n) {
+      Frame f;
+      f.q_start = f.k_start = min_of(documents.at(b, 0, 0, n), length);
+      f.num_rows = f.num_keys = min_of(documents.at(b, 0, 0, n + 1), length) - f.q_start;
+      lq_ = lk_ = max_of(lk_, f.num_keys);
+      frames_.push_back(f);
+    }
+  }
+  num_batches_ *= num;
+  frames_vary_ = varies_by_batch_ = true;
 }
 
 void BoundMask::check_tables(const LeafNode& leaf) const {

@@ -40,7 +40,7 @@ class BoundMask {
 
   /// If the mask is one leaf with documents(), alone or & leaves that are relative() and the same for
   /// all sequences: those documents; then the mask becomes the others alone, for cells of one document.
-  /// Not if there are more than `most` in a sequence.
+  /// Not if there are more than `most` in a sequence. On the CPU its sequences are the documents then.
   std::optional<TokenTable<i32>> take_documents(i64 most);
 
   /// Stores the row and key blocks of all leaves that read tables: O(L) work and memory per
@@ -64,6 +64,7 @@ class BoundMask {
  private:
   void bind_shape();
   void bind_frames();
+  void bind_documents(const TokenTable<i32>& documents);
   void parse(const Mask& mask);
   void check_tables(const LeafNode& leaf) const;
 

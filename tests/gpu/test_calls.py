@@ -301,6 +301,10 @@ def test_explain_tells_of_the_gpu() -> None:
     said = jali.explain(q, k, v, mask)
     assert said.backend == "cuda"
     assert said.num_visible == 8 * int(mask.dense(1, 1, 500, 500).sum())
+    packed = jali.CausalMask() & jali.DocumentMask.from_lengths([128, 372])  # tiles begin anew
+    said = jali.explain(q, k, v, packed)
+    assert said.num_visible == 8 * int(packed.dense(1, 1, 500, 500).sum())
+    assert said.tile == jali.explain(q, k, v, jali.CausalMask()).tile
 
 
 def test_checks_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:

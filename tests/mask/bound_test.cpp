@@ -101,7 +101,17 @@ TEST(documents_are_taken_where_the_others_know_no_places) {
   CHECK_EQ(bound.leaves().size(), std::size_t{2});
   CHECK_EQ(bound.nodes().size(), std::size_t{3});
   CHECK_EQ(std::string(bound.leaves()[1]->name()), std::string("window"));
-  CHECK(!bound.varies_by_batch());
+  i32 cuts[] = {0, 4, 4, 20};
+  BoundMask two(causal() & packed_document(TensorView(cuts, DType::kI32, {4})), shape());
+  CHECK(two.take_documents(3).has_value());
+  CHECK_EQ(two.num_batches(), 6);
+  CHECK_EQ(two.longest_keys(), 6);
+  for (i32 b : {0, 3}) {
+    CHECK_EQ(two.frame(b, 0).num_rows, 4);
+    CHECK_EQ(two.frame(b + 1, 0).num_keys, 0);
+    CHECK_EQ(two.frame(b + 2, 1).k_start, 4);
+    CHECK_EQ(two.frame(b + 2, 1).num_keys, 6);  // the sequence ends
+  }
   BoundMask alone(documents, shape());
   CHECK(alone.take_documents(3).has_value());
   CHECK(alone.trivial());
