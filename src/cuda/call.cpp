@@ -23,15 +23,7 @@ Call::Call(const AttentionProblem& problem)
       guard_(problem.device_index),
       driver_(Driver::get()),
       mask_(*problem.mask),
-      sequences_(sequences_of(*problem.mask)) {
-  if (!problem.documents) return;
-  const TokenTable<i32>& documents = *problem.documents;
-  sequences_.cu_q = sequences_.cu_k = documents.data;
-  sequences_.cu_step = static_cast<i32>(documents.stride_b);
-  sequences_.pieces = documents.length - 1;
-  sequences_.tokens_q = problem.Lq;
-  sequences_.tokens_k = problem.Lk;
-}
+      sequences_(sequences_of(*problem.mask, problem.documents)) {}
 
 Call::~Call() {
   for (DevicePtr address : own_memory_) {

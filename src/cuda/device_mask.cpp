@@ -123,7 +123,7 @@ std::vector<u64> DeviceMask::parameters(void* stored) const {
   return words;
 }
 
-Sequences sequences_of(const BoundMask& mask) {
+Sequences sequences_of(const BoundMask& mask, const std::optional<TokenTable<i32>>& documents) {
   const Shape& s = mask.shape();
   Sequences out;
   out.B = static_cast<i32>(s.B);
@@ -145,6 +145,12 @@ Sequences sequences_of(const BoundMask& mask) {
     out.pieces = out.B;
     out.tokens_q = static_cast<i32>(s.Tq);
     out.tokens_k = static_cast<i32>(s.Tk);
+  } else if (documents) {
+    out.cu_q = out.cu_k = documents->data;
+    out.cu_step = static_cast<i32>(documents->stride_b);
+    out.pieces = documents->length - 1;
+    out.tokens_q = out.Lq;
+    out.tokens_k = out.Lk;
   }
   return out;
 }

@@ -2,6 +2,7 @@
 // parameters. Leaves that read tables are wrapped in Stored<> (kernel/stored.h).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,7 @@ class DeviceMask {
   i64 num_stored_blocks_ = 0, stored_bytes_ = 0;
 };
 
-/// The sequences of the problem that a mask is bound to.
-Sequences sequences_of(const BoundMask& mask);
+/// The sequences of the problem that a mask is bound to; documents: of AttentionProblem.
+Sequences sequences_of(const BoundMask& mask, const std::optional<TokenTable<i32>>& documents = {});
 
 }  // namespace jali::cuda

@@ -151,8 +151,8 @@ JALI_HD i64 head_offset(i64 stride_h, i32 h, i32 head_div) {
 
 /// A per-token table, dims "BHQ" (per row), "BHK" (per key) or "BHP" (any length), or one of another
 /// length, never packed, "BHN"; H optional: data[b, h, l], where a batch or head dim of size 1
-/// broadcasts (stride 0). `packed`: one row of Tq or Tk tokens for all
-/// sequences, read at the sequence's first token + l. Reads are clamped.
+/// broadcasts (stride 0). `packed`: one row of Tq or Tk tokens for all sequences, read at the sequence's
+/// first token + l. Reads are clamped.
 template <class T>
 struct TokenTable {
   const T* data = nullptr;  // null: absent

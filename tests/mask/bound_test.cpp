@@ -101,6 +101,15 @@ TEST(documents_are_taken_where_the_others_know_no_places) {
   CHECK_EQ(bound.leaves().size(), std::size_t{2});
   CHECK_EQ(bound.nodes().size(), std::size_t{3});
   CHECK_EQ(std::string(bound.leaves()[1]->name()), std::string("window"));
+  Shape on_gpu = shape();
+  TensorView there = ints({2, 4});
+  on_gpu.device = there.device = DeviceType::kCUDA;
+  BoundMask gpu(causal() & packed_document(there), on_gpu);
+  CHECK(gpu.varies_by_batch());
+  CHECK(gpu.take_documents(3).has_value());
+  CHECK(!gpu.varies_by_batch());
+  CHECK_EQ(gpu.num_batches(), 2);
+  // On the CPU they become the sequences.
   i32 cuts[] = {0, 4, 4, 20};
   BoundMask two(causal() & packed_document(TensorView(cuts, DType::kI32, {4})), shape());
   CHECK(two.take_documents(3).has_value());

@@ -106,6 +106,23 @@ __device__ __forceinline__ i32 warp_piece_of(const i32* cuts, i32 pieces, i32 sl
   }
   return low;
 }
+
+/// Where a tile of rows or keys lies: its frame, piece, and first row or key there.
+struct TilePlace {
+  Frame f;
+  i32 piece, first;
+};
+/// Tile `slot` of `size` rows (or keys) of padded sequence b, 0 if varlen, and head h; for a whole warp.
+__device__ __forceinline__ TilePlace warp_tile(const Sequences& s, i32 b, i32 h, i32 slot, i32 size,
+                                               bool rows) {
+  const i32* const cu = rows ? s.cu_q : s.cu_k;
+  TilePlace at;
+  at.piece = s.cut() ? warp_piece_of(cu + b * s.cu_step, s.pieces, slot, size) : 0;
+  at.f = frame_of(s, b, at.piece, h);
+  at.first = slot * size;
+  if (s.cut()) at.first = begin_of_slot(slot, rows ? at.f.q_start : at.f.k_start, at.piece, size);
+  return at;
+}
 #endif
 
 }  // namespace jali::cuda

@@ -119,7 +119,6 @@ struct Storer {
   /// ranges would be loops, unrolled: a third less of code.
   template <class L, class Block, class Make>
   __device__ void store(const StoredBlocks& stored, bool rows, Make make) {
-    const i32* cu = rows ? s.cu_q : s.cu_k;
     const i32 lane = threadIdx.x & 31, num_heads = s.Hq / stored.head_div;
     const i64 end_of_side = i64{stored.num} * num_heads * (stored.stride_b ? s.B : 1);
     for (; next < end_of_side; next += num_warps) {
@@ -128,13 +127,9 @@ struct Storer {
       const i32 n = static_cast<i32>(static_cast<u32>(next) % stored.num);
       const i32 h = static_cast<i32>(rest % num_heads) * stored.head_div;
       const i32 b = static_cast<i32>(rest / num_heads);
-      i32 begin = n * kStoredSpan;
-      i32 piece = 0;
-      if (stored.packed) piece = warp_piece_of(cu, s.pieces, n, kStoredSpan);
-      const Frame f = frame_of(s, b, piece, h);
-      if (stored.packed) {
-        begin = begin_of_slot(n, rows ? f.q_start : f.k_start, piece, kStoredSpan);
-      }
+      const TilePlace at = warp_tile(s, b, h, n, kStoredSpan, rows);
+      const Frame& f = at.f;
+      const i32 begin = at.first;
       const i32 end = min_of(begin + kStoredSpan, rows ? f.num_rows : f.num_keys);
       if (begin >= end) continue;
       // Lanes beyond the end repeat the last one: merging is idempotent.

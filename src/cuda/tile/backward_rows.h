@@ -62,25 +62,17 @@ struct BackwardRows {
     run.h = head * s.group + g;
     run.b = 0;
     i32 number = t;
-    run.token = 0;
-    i32 length = s.Lq, first = t * kRows;
     if (!s.varlen() && s.B > 1) {
       run.b = run.h / s.Hq;
       run.h -= run.b * s.Hq;
       number += run.b * a.row_tiles_of_sequence;
     }
-    if (s.cut()) {
-      const i32 piece = cuda::warp_piece_of(s.cu_q + run.b * s.cu_step, s.pieces, t, kRows);
-      const Frame f = cuda::frame_of(s, run.b, piece, run.h);
-      run.b = f.b;
-      run.token = f.q_start;
-      length = f.num_rows;
-      first = cuda::begin_of_slot(t, f.q_start, piece, kRows);
-    }
+    const cuda::TilePlace at = cuda::warp_tile(s, run.b, run.h, t, kRows, true);
+    const i32 first = at.first + part * kPartRows;
+    run.b = at.f.b;
     run.place = (number + run.h * a.row_tiles) * kParts + part;
-    first += part * kPartRows;
-    run.token += first;
-    run.rows = length - first;
+    run.token = at.f.q_start + first;
+    run.rows = at.f.num_rows - first;
     return run;
   }
   /// 64 columns of part n of a run, of dq_sum, as accumulators lie: [8 columns][lane][4].

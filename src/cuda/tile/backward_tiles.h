@@ -1,5 +1,9 @@
 // What the backward kernels share: the layout of a key tile's shared memory, the loader, and the steps
 // of a consumer warpgroup that do not depend on who owns what.
+//
+// Here, all of BackwardTiles, in this order: Note, Item, Head, Notes, Shared; Loader, item_of,
+// classify_and_visit, produce (warp 0); find_cells (finders); the steps of the consumers, Hiding among
+// them; run.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -275,19 +279,15 @@ struct BackwardTiles {
   /// A key tile in the order of work, for a whole warp.
   JALI_DEVICE static Item item_of(const BackwardArgs& a, const cuda::WorkOrder::Place& at) {
     const Sequences& s = a.seq;
-    const i32 num_heads = s.Hq / s.group, b = at.head / num_heads, tile = at.unit;
+    const i32 num_heads = s.Hq / s.group, b = at.head / num_heads;
     Item item;
     item.section = at.section;
     item.h_kv = at.head - b * num_heads;
-    i32 piece = 0;
-    if (s.cut()) piece = cuda::warp_piece_of(s.cu_k + b * s.cu_step, s.pieces, tile, kKeys);
-    item.f = cuda::frame_of(s, b, piece, item.h_kv * s.group);
-    item.key = tile * kKeys;
+    const cuda::TilePlace place = cuda::warp_tile(s, b, item.h_kv * s.group, at.unit, kKeys, false);
+    item.f = place.f;
+    item.key = place.first;
     item.row_tile = b * a.row_tiles_of_sequence;
-    if (s.cut()) {
-      item.key = cuda::begin_of_slot(tile, item.f.k_start, piece, kKeys);
-      item.row_tile += cuda::first_slot(item.f.q_start, piece, kRows);
-    }
+    if (s.cut()) item.row_tile += cuda::first_slot(item.f.q_start, place.piece, kRows);
     return item;
   }
 

@@ -131,7 +131,6 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
   constexpr bool kBlocks =
       any_leaf<HasByBlocks, M> || (kKeyLines ? M::kRowsReadTables : M::kColsReadTables);
   constexpr bool kUnsure = tile::is_unsure<M>;
-  const i32* cu = kKeyLines ? s.cu_k : s.cu_q;
   const i32 lane = threadIdx.x & 31, warp_of_block = threadIdx.x / 32, warps = blockDim.x / 32;
   i32 block = blockIdx.x;
   if constexpr (M::kRowsReadTables || M::kColsReadTables) {
@@ -151,10 +150,9 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
     const i32 first_word = static_cast<i32>(unit % units_of_line) * together;
     const i32 h = static_cast<i32>(head % num_heads) * map.head_div;
     const i32 b = static_cast<i32>(head / num_heads);
-    const i32 piece = cu ? warp_piece_of(cu, s.pieces, n, kLine) : 0;
-    const Frame f = frame_of(s, b, piece, h);
-    i32 begin = n * kLine;
-    if (cu) begin = begin_of_slot(n, kKeyLines ? f.k_start : f.q_start, piece, kLine);
+    const TilePlace place = warp_tile(s, b, h, n, kLine, !kKeyLines);
+    const Frame& f = place.f;
+    const i32 begin = place.first;
     const i32 length = kKeyLines ? f.num_keys : f.num_rows;
     const i32 across = begin < length ? (kKeyLines ? f.num_rows : f.num_keys) : 0;
     const i32 end = min_of(begin + kLine, length);

@@ -343,12 +343,9 @@ struct Forward {
                           a.last};
     const WorkOrder::Place at = order.place(tile);
     const i32 head = at.head, slot = at.unit;
-    const i32 b = head / a.seq.Hq, h = head - b * a.seq.Hq;
-    const bool cut = a.seq.cut();
-    i32 n = 0;
-    if (cut) n = warp_piece_of(a.seq.cu_q + b * a.seq.cu_step, a.seq.pieces, slot, kRows);
-    const Frame f = frame_of(a.seq, b, n, h);
-    return {f, cut ? begin_of_slot(slot, f.q_start, n, kRows) : slot * kRows};
+    const i32 b = head / a.seq.Hq;
+    const TilePlace place = warp_tile(a.seq, b, head - b * a.seq.Hq, slot, kRows, true);
+    return {place.f, place.first};
   }
 
   // ---- planner --------------------------------------------------------------------------------
