@@ -207,48 +207,39 @@ def documents_from_lengths(s: Setting):
     return DocumentMask.from_lengths(n) & CausalMask(), lambda f: same_document(ids, f) & causal(f)
 
 
-def random_cuts(s: Setting) -> np.ndarray:
-    """int32 [B, 6]: five documents, one of them empty, and some tokens behind them."""
-    cuts = np.sort(s.rng.integers(0, s.Lk + 1, (s.B, 6)), axis=1)
+def packed(s: Setting) -> tuple[PackedDocumentMask, np.ndarray]:
+    """Five documents, one of them empty, and some tokens behind them; and their ids [B, Lk]."""
+    cuts = np.sort(s.rng.integers(0, s.Lk + 1, (s.B, 6)), axis=1).astype(np.int32)
     cuts[:, 0], cuts[:, 3] = 0, cuts[:, 2]
-    return cuts.astype(np.int32)
-
-
-def ids_of(cuts: np.ndarray, length: int) -> np.ndarray:
-    tokens = np.arange(length)
-    return np.stack(
-        [np.where(tokens < c[-1], np.searchsorted(c, tokens, "right") - 1, -1) for c in cuts]
-    )
+    tokens = np.arange(s.Lk)
+    ids = [np.where(tokens < c[-1], np.searchsorted(c, tokens, "right") - 1, -1) for c in cuts]
+    return PackedDocumentMask(t(cuts)), np.stack(ids)
 
 
 @case()
 def packed_documents(s: Setting):
-    cuts = random_cuts(s)
-    ids = ids_of(cuts, s.Lk)
-    return PackedDocumentMask(t(cuts)), lambda f: same_document(ids, f)
+    mask, ids = packed(s)
+    return mask, lambda f: same_document(ids, f)
 
 
 @case()
 def packed_documents_causal(s: Setting):
-    cuts = random_cuts(s)
-    ids = ids_of(cuts, s.Lk)
-    return CausalMask() & PackedDocumentMask(t(cuts)), lambda f: same_document(ids, f) & causal(f)
+    mask, ids = packed(s)
+    return CausalMask() & mask, lambda f: same_document(ids, f) & causal(f)
 
 
 @case()
 def packed_documents_in_a_window_or_sinks(s: Setting):
-    cuts = random_cuts(s)
-    ids = ids_of(cuts, s.Lk)
-    return (PackedDocumentMask(t(cuts)) & WindowMask.last(50)) | PrefixMask(
+    mask, ids = packed(s)
+    return (mask & WindowMask.last(50)) | PrefixMask(
         4
     ), lambda f: (same_document(ids, f) & (f.p - 50 < f.j) & (f.j <= f.p)) | (f.j < 4)
 
 
 @case()
 def across_packed_documents(s: Setting):
-    cuts = random_cuts(s)
-    ids = ids_of(cuts, s.Lk)
-    return ~PackedDocumentMask(t(cuts)) & CausalMask(), lambda f: ~same_document(ids, f) & causal(f)
+    mask, ids = packed(s)
+    return ~mask & CausalMask(), lambda f: ~same_document(ids, f) & causal(f)
 
 
 @case()
