@@ -43,6 +43,23 @@ def test_repeats_are_bitwise_equal() -> None:
     assert all(torch.equal(x, fast[0]) for x in fast)
 
 
+@pytest.mark.parametrize("heads, D", [(64, 64), (64, 128), (32, 256)])
+def test_sums_of_many_heads_keep_their_order(heads: int, D: int) -> None:
+    """Key tiles add to dq in turns, and a turn is over when its additions are made: 1 call of 400
+    differed where only the copy engine had said so."""
+    tensors = [
+        torch.randn(1, heads, 1024, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    for mask in (None, jali.CausalMask()):
+        out = jali.attention(*tensors, mask, deterministic=True)
+        dout = torch.randn_like(out)
+        first = torch.autograd.grad(out, tensors, dout, retain_graph=True)
+        for _ in range(400):
+            again = torch.autograd.grad(out, tensors, dout, retain_graph=True)
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
 def test_poisoned_memory_is_never_read() -> None:
     """What the allocator hands out is full of NaN."""
     mask = jali.CausalMask() & jali.DocumentMask(documents())

@@ -58,10 +58,5 @@ JALI_DEVICE void release_if(i32* counter, i32 count, bool condition) {
       "r"(count), "r"(static_cast<i32>(condition))
       : "memory");
 }
-/// Releases what this thread did, by the copy engine too, and counts it if `condition`.
-JALI_DEVICE void count_if(i32* counter, bool condition) {
-  fence_proxies();
-  release_if(counter, 1, condition);
-}
 
 }  // namespace jali::ptx

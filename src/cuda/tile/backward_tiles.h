@@ -99,6 +99,7 @@ struct BackwardTiles {
     i32 key, h_kv;
     i32 section;   // of the work
     i32 row_tile;  // the first one of its rows, among those of a query head
+    i32 before;    // whether the block had another one before
   };
   struct Head {             // the query head that the loader is at
     i32 h, base, key_tile;  // base: number of its first row tile
@@ -177,6 +178,7 @@ struct BackwardTiles {
     item.h_kv = at.h_kv;
     item.section = at.section;
     item.row_tile = at.row_tile;
+    item.before = at.before;
     return item;
   }
 
@@ -210,7 +212,10 @@ struct BackwardTiles {
     /// most three items behind; finders, which may be four notes behind, look at an item for partial
     /// tiles alone, which consumers do not finish without them.
     JALI_DEVICE void prepare(const Item& item) {
-      if ((threadIdx.x & 31) == 0) notes->item[items % 4] = item;
+      if ((threadIdx.x & 31) == 0) {
+        notes->item[items % 4] = item;
+        notes->item[items % 4].before = items > 0;
+      }
       __syncwarp();
     }
     /// It again, to be read field by field; opened: whether a row tile of it was sent.
@@ -497,21 +502,15 @@ struct BackwardTiles {
   }
 
   // ---- steps of the consumers -----------------------------------------------------------------
-  /// Says that this warp's dQ of a key tile is added. PERF: when the next one has begun, since the copy
-  /// engine is behind. The loader is at most two items ahead: it leaves the slot alone.
-  /// NOTE: what the copy engine adds is added in L2, for all to see, when its group is complete. PERF:
-  /// a release would wait for the stores of dk and dv as well, 2,000 cycles.
-  template <bool kByEngine>
+  /// Says that this warp's dQ of a key tile is added. NOTE: when the copy engine's groups are complete
+  /// (bulk_wait), what they added is there for their thread alone; without a fence others read sums too
+  /// early. PERF: it waits for stores of dk and dv, too, 2,000 cycles; so it comes when the next key tile is
+  /// all but done. The loader is at most two items ahead: it leaves the slot alone.
   JALI_DEVICE static void end_item(const BackwardArgs& a, const Item& item) {
-    const bool first = opaque(threadIdx.x & 31) == 0;
-    if constexpr (kByEngine) {
-      bulk_wait();
-      if (first) atomicAdd(a.added + item.section, 1);
-    } else {
-      fence_device();
-      __syncwarp();
-      count_if(a.added + item.section, first);
-    }
+    fence_device();
+    fence_proxies();
+    __syncwarp();
+    add_one_if(a.added + item.section, opaque(threadIdx.x & 31) == 0);
   }
   /// Waits for the note of row tile number `steps`; its Q comes later.
   JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number, i32& turn,
@@ -523,21 +522,17 @@ struct BackwardTiles {
     if (kOrdered) turn = broadcast(load_shared(sm.note(steps) + 16));
   }
   // kOrdered: the sums of dq of a row tile are added to in turns, warp by warp.
-  // NOTE: additions are made in L2, those of the copy engine too, and are there when its group, or a
-  // fence, is complete. So turns are counted and awaited without an order of other memory. PERF: fences
-  // on both sides would take time in every turn.
+  // Only the order of additions matters, which are made in L2: turns are awaited without an order of other
+  // memory. NOTE: they end with a fence (end_item); without it, some additions came in another order.
 
   /// Ends the turn at row tile `sent`, to whose dQ this warp has added (none: -1). kByEngine: by the
   /// copy engine.
   template <bool kByEngine>
   JALI_DEVICE static void end_turn(const BackwardArgs& a, i32& sent, i32 lane) {
     if (!kOrdered) return;
-    if (kByEngine) {
-      bulk_wait();
-    } else {
-      fence_device();
-      __syncwarp();
-    }
+    if (kByEngine) bulk_wait();
+    fence_device();
+    __syncwarp();
     add_one_if(a.turns + max_of(sent, 0), sent >= 0 & lane == 0);
     sent = -1;
   }

@@ -414,7 +414,6 @@ struct Backward {
     JALI_DEVICE void run_item() {
       barrier_wait(sm.k_full(), items() & 1);
       barrier_wait(sm.v_full(), items() & 1);
-      if (steps() > 0) Tiles::template end_item<true>(a, notes->item[(items() - 1) % 4]);
       counts = (counts & ~3u) | ((counts + 1) & 3);
       if constexpr (kPrepares) {
         Next next;
@@ -436,6 +435,10 @@ struct Backward {
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps() - 1) % 2;
+      if (notes->item[(items() - 1) % 4].before) {
+        bulk_wait();
+        Tiles::end_item(a, notes->item[(items() - 2) % 4]);
+      }
       Tiles::template end_turn<true>(a, sent, lane);
       const i32 turns = Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, buffer), (steps() - 1) / 2 & 1);
@@ -474,7 +477,8 @@ struct Backward {
           Tiles::next_note(sm, 0, c.flags, c.number, c.turn, row, h);
           while (!(c.flags & Tiles::kEnd)) c.run_item();
           if (c.steps() > 0) {
-            Tiles::template end_item<true>(a, notes->item[(c.items() - 1) % 4]);
+            bulk_wait();
+            Tiles::end_item(a, notes->item[(c.items() - 1) % 4]);
           }
         });
   }

@@ -308,7 +308,7 @@ struct BackwardWide {
     JALI_DEVICE void run_item() {
       barrier_wait(sm.k_full(), items & 1);
       barrier_wait(sm.v_full(), items & 1);
-      if (items > 0) Tiles::template end_item<false>(a, notes->item[(items - 1) % 4]);
+      if (items > 0) Tiles::end_item(a, notes->item[(items - 1) % 4]);
       ++items;
 #pragma unroll
       for (i32 n = 0; n < kDim / 2; ++n) sum[n] = 0;
@@ -349,7 +349,7 @@ struct BackwardWide {
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
       while (!(flags & Tiles::kEnd)) run_item();
-      if (items > 0) Tiles::template end_item<false>(a, notes->item[(items - 1) % 4]);
+      if (items > 0) Tiles::end_item(a, notes->item[(items - 1) % 4]);
     }
   };
 
