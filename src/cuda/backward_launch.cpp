@@ -115,8 +115,10 @@ extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
 }
 )" + sums + "}  // namespace jali::cuda\n";
           },
+          // NOTE: turns at D 64 would spill.
           has_maps(p) && asks_by_runs(*p.mask) && p.D <= 128 && p.Dv <= 128 &&
-              options == ScoreOptions{} && wanted == BiasGradients{}};
+              (p.D > 64 || !p.deterministic) && options == ScoreOptions{} &&
+              wanted == BiasGradients{}};
 }
 
 void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& lse,
