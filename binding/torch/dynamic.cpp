@@ -1,4 +1,4 @@
-// The operator behind DynamicMask: selection by score.
+// The operator behind DynamicMask: selection by score, for CPU tensors (others: jali/_dynamic_ends.py).
 #include "convert.h"
 
 namespace jali::binding {
@@ -41,8 +41,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(jali, CPU, m) { m.impl("dynamic_ends", JALI_KERNEL(dynamic_ends)); }
-
-// The same kernel: its views refuse memory that is not the CPU's.
-STABLE_TORCH_LIBRARY_IMPL(jali, CUDA, m) { m.impl("dynamic_ends", JALI_KERNEL(dynamic_ends)); }
 
 }  // namespace jali::binding

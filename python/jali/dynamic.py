@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._convert import IntParam, int_param, int_table, one_int, readable
+from ._dynamic_ends import dynamic_ends
 from ._library import raise_as_python
 from ._mask import AndMask, CallContext, DerivedMask, Mask, mask_class
 from ._position_masks import CausalMask
@@ -29,6 +30,7 @@ from ._table_masks import (
 )
 
 _ends = torch.ops.jali.dynamic_ends.default  # loaded by _library
+torch.library.register_kernel("jali::dynamic_ends", "cuda", dynamic_ends)
 
 
 @mask_class
@@ -42,8 +44,9 @@ class DynamicMask(DerivedMask):
     window of `keep` keys, and no row's choice depends on a later key.
 
     It lowers to `CausalMask(offset) & KeyIntervalMask(None, end, offset) & within` with one int32
-    per key, computed in O(Lk). `mask & other` filters afterwards and does not refill: put documents
-    and padding into `within` if a row is to keep `keep` keys of its own document.
+    per key, computed in O(Lk), on a GPU by sorts in O(Lk log Lk). `mask & other` filters afterwards
+    and does not refill: put documents and padding into `within` if a row is to keep `keep` keys of
+    its own document.
 
     The selection has no gradient. To learn the scores, add them to the logits:
     `attention(q, k, v, DynamicMask(scores, 2048), key_bias=scores)`. The method is dynamic mask

@@ -249,8 +249,9 @@ void dynamic_ends(const TensorView& scores, const DynamicOptions& options, const
   for (const TensorView* t : {&scores, &ends, &options.cu_seqlens_k}) {
     if (t->given() && t->device != DeviceType::kCPU) {
       unsupported(
-          "dynamic_ends: selection by score runs on the CPU so far; make the mask there and "
-          "move the table of ends, jali.dynamic_ends(scores.cpu(), …).cuda()");
+          "dynamic_ends: selection by score runs on the CPU; copy the scores there, and the table "
+          "of "
+          "ends back");
     }
   }
   Layout l = layout_of(scores, ends, options.cu_seqlens_k);

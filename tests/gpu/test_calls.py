@@ -105,6 +105,9 @@ def test_no_synchronisation() -> None:
     mask = jali.CausalMask() & jali.DocumentMask(documents())
     tensors = inputs()
     gradients(lambda *x: jali.attention(*x, mask), tensors)
+    scores = torch.randn(2, 4, 500, device="cuda")
+    chosen = jali.DynamicMask(scores, 50, within=jali.DocumentMask(documents()))
+    gradients(lambda *x: jali.attention(*x, chosen), tensors)
     cu = torch.tensor([0, 100, 500], device="cuda", dtype=torch.int32)
     packed = [x[0].transpose(0, 1).contiguous() for x in tensors]
     call = lambda *x: jali.attention_varlen(*x, cu, cu, jali.CausalMask())  # noqa: E731
@@ -112,6 +115,7 @@ def test_no_synchronisation() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         gradients(lambda *x: jali.attention(*x, mask), tensors)
+        gradients(lambda *x: jali.attention(*x, chosen), tensors)
         gradients(call, packed)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -30,8 +30,6 @@ LONG = (1, 1, 1, 4500, 4700)
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_attention(case: Case, record_property) -> None:
-    if case.name.startswith("dynamic"):
-        pytest.skip("selection by score runs on the CPU so far")
     draw = zlib.crc32(case.name.encode())
     D, Dv = DIMS[draw % len(DIMS)]
     dtype = (torch.bfloat16, torch.float16)[draw // 8 % 2]
@@ -49,7 +47,7 @@ def test_attention(case: Case, record_property) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [c for c in CASES if not (c.square or c.heavy or c.name.startswith("dynamic"))],
+    [c for c in CASES if not (c.square or c.heavy)],
     ids=lambda c: c.name,
 )
 def test_long(case: Case, record_property) -> None:

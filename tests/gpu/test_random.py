@@ -24,8 +24,6 @@ SCALE = float(os.environ.get("JALI_FUZZ_SCALE", "1"))
 SHARDS = range(32)
 STRUCTURES = 8  # of a shard
 REPEATS = 12  # of a structure
-NAMES = tuple(n for n in cases.ALL if n != "DynamicMask")
-VARLEN = tuple(n for n in cases.VARLEN if n != "DynamicMask")
 DIMS = [(64, 64), (128, 128), (40, 40), (80, 80), (96, 96), (192, 192), (256, 256), (128, 64)]
 
 
@@ -33,14 +31,14 @@ DIMS = [(64, 64), (128, 128), (40, 40), (80, 80), (96, 96), (192, 192), (256, 25
 def attention_cases(draw: st.DrawFn) -> Any:
     s = draw(cases.shapes(longest=300))
     depth = draw(st.sampled_from([2, 3, 4, 1, 0]))
-    return s | {"tree": draw(cases.trees(s, depth, NAMES))} | draw(kinds())
+    return s | {"tree": draw(cases.trees(s, depth, cases.ALL))} | draw(kinds())
 
 
 @st.composite
 def varlen_cases(draw: st.DrawFn) -> Any:
     case = draw(cases.varlen_cases())
     shape = {k: v for k, v in case.items() if k not in ("tree", "tile")}
-    return shape | {"tree": draw(cases.trees(shape, 2, VARLEN))} | draw(kinds())
+    return shape | {"tree": draw(cases.trees(shape, 2, cases.VARLEN))} | draw(kinds())
 
 
 @st.composite

@@ -18,6 +18,7 @@ from jali import (
     TokenIndexMask,
     WindowMask,
 )
+from jali._dynamic_ends import dynamic_ends
 from torch.testing import assert_close
 
 
@@ -273,6 +274,58 @@ def test_operator_checks():
         (scores[0], [ids[0]], [], cu, 4, True),
     ):
         torch.library.opcheck(torch.ops.jali.dynamic_ends.default, args)
+
+
+def draw_selection(draw: random.Random) -> tuple:
+    """Arguments of the operator."""
+    packed = draw.random() < 0.35
+    B, H = 1 if packed else draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
+    L = draw.choice([1, 2, 3, 7, 16, 17, 33, 64, 100])
+    scores = torch.randn(B, H, L)
+    kind = draw.choice(["all differ", "ties", "special"])
+    if kind == "ties":
+        scores = torch.randint(-1, 2, (B, H, L)) * draw.choice([1.0, -0.0])
+    if kind == "special":
+        special = draw.choice([math.nan, -math.inf, math.inf, 0.0, -0.0])
+        scores[torch.rand(B, H, L) < 0.3] = special
+    if B == 1 and draw.random() < 0.3:
+        scores = scores[0]
+    cu, tables = None, [(L,), (1, L)] if scores.dim() < 3 else [(L,), (1, L), (B, L)]
+    if packed:
+        num, used = draw.choice([1, 2, 5]), draw.choice([L, draw.randint(0, L)])
+        cuts = sorted(draw.randint(0, used) for _ in range(num - 1))
+        cu = torch.tensor([0, *cuts, used], dtype=torch.int32)
+        longest = int(cu.diff().max())
+        tables = [(L,), (1, L), (num, longest)] if num > 1 and longest < L else [(L,), (1, L)]
+    documents = [
+        torch.randint(-1, 3, draw.choice(tables), dtype=torch.int32)
+        for _ in range(draw.choice([0, 0, 1, 2]))
+    ]
+    keep_keys = [torch.rand(draw.choice(tables)) < 0.8 for _ in range(draw.choice([0, 0, 1]))]
+    keep = draw.choice([-1, 0, 1, 2, 3, 8, 50, 1000])
+    return scores, documents, keep_keys, cu, keep, draw.random() < 0.75
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_selection_of_cuda_tensors_is_the_same(seed):
+    """It is made of PyTorch's operators, which do the same on a CPU."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    for _ in range(100):
+        args = draw_selection(draw)
+        expected = torch.ops.jali.dynamic_ends.default(*args)
+        got = dynamic_ends(*args)
+        assert got.dtype == expected.dtype and torch.equal(got, expected), args
+
+
+def test_selection_of_cuda_tensors_says_what_was_wrong():
+    scores = torch.randn(2, 3, 17)
+    wrong = torch.zeros(2, 16, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"a document table has shape \[2, 16\].*\[B\|1, 17\]"):
+        dynamic_ends(scores, [wrong], [], None, 4, True)
+    cu = torch.tensor([0, 5, 17], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"expected packed \[H, 17\]"):
+        dynamic_ends(scores, [], [], cu, 4, True)
 
 
 @pytest.mark.parametrize("tensor", [False, True])
