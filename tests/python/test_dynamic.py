@@ -318,6 +318,17 @@ def test_selection_of_cuda_tensors_is_the_same(seed):
         assert got.dtype == expected.dtype and torch.equal(got, expected), args
 
 
+def test_selection_of_cuda_tensors_reads_no_value():
+    """On the meta device there is none to read, and tensors elsewhere do not mix with it."""
+    draw = random.Random(1)
+    for _ in range(30):
+        *tensors, cu, keep, causal = draw_selection(draw)
+        scores, documents, keep_keys = torch.utils._pytree.tree_map(lambda x: x.to("meta"), tensors)
+        cu = None if cu is None else cu.to("meta")
+        ends = dynamic_ends(scores, documents, keep_keys, cu, keep, causal)
+        assert ends.device.type == "meta" and ends.dtype == torch.int32
+
+
 def test_selection_of_cuda_tensors_says_what_was_wrong():
     scores = torch.randn(2, 3, 17)
     wrong = torch.zeros(2, 16, dtype=torch.int32)
