@@ -249,9 +249,8 @@ void dynamic_ends(const TensorView& scores, const DynamicOptions& options, const
   for (const TensorView* t : {&scores, &ends, &options.cu_seqlens_k}) {
     if (t->given() && t->device != DeviceType::kCPU) {
       unsupported(
-          "dynamic_ends: selection by score runs on the CPU; copy the scores there, and the table "
-          "of "
-          "ends back");
+          "dynamic_ends: selection by score runs on the CPU; copy the scores there, and the ends "
+          "back");
     }
   }
   Layout l = layout_of(scores, ends, options.cu_seqlens_k);
