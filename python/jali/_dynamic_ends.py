@@ -59,12 +59,13 @@ def dynamic_ends(
         begin = cu[sequence.clamp(max=cu.shape[0] - 1)]
         dead = dead | (place >= cu[-1])
         segments.append(sequence[None])
+    within = place - begin
     for table in documents:
-        ids = _of_keys(table, length, sequence, place - begin, "a document table")
+        ids = _of_keys(table, length, sequence, within, "a document table")
         dead = dead | (ids < 0)[:, None]
         segments.append(ids)
     for table in keep_keys:
-        kept = _of_keys(table, length, sequence, place - begin, "a keep_keys table")
+        kept = _of_keys(table, length, sequence, within, "a keep_keys table")
         dead = dead | ~kept[:, None]
     # The dead rank last: no key has one of them above it. -0 + 0 is +0.
     scores = torch.where(dead, -math.inf, scores + 0.0)
@@ -75,12 +76,11 @@ def dynamic_ends(
     order = length - 1 - scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices
     first = torch.zeros_like(order)  # of each place the first one of its segment
     for ids in segments:
-        sorted_ids = ids[:, None].expand_as(order).gather(-1, order)
-        order = order.gather(-1, sorted_ids.sort(dim=-1, stable=True).indices)
+        order = order.gather(-1, _in(order, ids).sort(dim=-1, stable=True).indices)
     if segments:
         opens = torch.zeros_like(dead)
         for ids in segments:
-            sorted_ids = ids[:, None].expand_as(order).gather(-1, order)
+            sorted_ids = _in(order, ids)
             opens[..., 1:] |= sorted_ids[..., 1:] != sorted_ids[..., :-1]
         first = torch.where(opens, place, 0).cummax(-1).values
     rank = place - first
@@ -99,17 +99,21 @@ def _of_keys(
 ) -> Tensor:
     """[B|1, Lk] of a table of keys; varlen [1, Tk]. within: where keys stand in their sequences."""
     rows = table[None] if table.dim() == 1 else table
-    packed = rows.shape[0] == 1 and rows.shape[-1] == length
-    if rows.dim() != 2 or not (packed or sequence is not None or rows.shape[-1] == length):
+    if rows.dim() != 2 or (sequence is None and rows.shape[-1] != length):
         raise ValueError(
             f"DynamicMask: {name} has shape {list(table.shape)}; expected [B|1, {length}]"
         )
-    if sequence is None or packed:
+    if sequence is None or rows.shape == (1, length):
         return rows
     if rows.shape[-1] == 0:
         return rows.new_zeros(1, length)
     row = sequence.clamp(max=rows.shape[0] - 1)
     return rows[row, within.clamp(0, rows.shape[-1] - 1)][None]
+
+
+def _in(order: Tensor, ids: Tensor) -> Tensor:
+    """ids [B|1, Lk] of the keys `order` [B, H, Lk]."""
+    return ids[:, None].expand_as(order).gather(-1, order)
 
 
 def _smallest(values: Tensor, begin: Tensor, end: Tensor, n: int) -> Tensor:
