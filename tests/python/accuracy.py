@@ -5,19 +5,23 @@
 fp64 is the dense oracle in fp64 on the same (already rounded) inputs; ref is PyTorch in the input's
 dtype with S and P rounded to it; c = 1e-5 for 16-bit, 1e-6 for fp32; fp64 has no ref and 1e-10.
 
-out, lse and dv obey exactly that. For other gradients the worse of two refs counts: autograd, which
-cancels exactly where a row sees one key, and the formula of a flash backward, which takes
-sum(dout · out) from the stored, rounded output (`grads_from_stored`). The largest of fewer than 100
-errors is luck too: for so few elements, or visible cells (one error each, which a whole row or key
-is multiplied by), a third ref has that sum off, up or down, in fp32 by eps · sum|dout · out|, in 16
+out, lse and dv obey exactly that, but for the largest of few errors, which is luck (below). For
+other gradients the worse of two refs counts: autograd, which cancels exactly where a row sees
+one key, and the formula of a flash backward, which takes sum(dout · out) from the stored, rounded
+output (`grads_from_stored`). On a GPU, whose tensor cores take dS rounded, the formula also counts
+as computed in the input's dtype.
+
+For fewer than 200 elements, or visible cells (one error each, which a whole row or key is
+multiplied by), a third ref has that sum off, up or down, in fp32 by eps · sum|dout · out|, in 16
 bits, where each of its terms was rounded by itself, by eps / 2 · sqrt(sum(dout · out)²). On a GPU,
-whose tensor cores take dS rounded, the formula also counts as computed in the input's dtype. Of
-small random problems, 1 in 30 in 16 bits needs the second ref, 1 in 500 in fp32; 1 in 3,000 in fp32
-the third.
+where P is rounded as exp(S - m), m near the row's maximum, outputs whose P was rounded at other
+places between powers of two are refs, too, and what the formula makes of them. Of small random
+problems, 1 in 30 in 16 bits needs the second ref, 1 in 500 in fp32; 1 in 3,000 in fp32 the third.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +33,7 @@ from torch import Tensor
 from tests.python import oracle
 
 _C = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-5, torch.float16: 1e-5}
-_FEW = 100  # elements or cells: the largest error among them is a matter of luck
+_FEW = 200  # elements or cells: the largest error among them is a matter of luck
 _LEARNT = ("q", "k", "v", "bias", "key_bias", "sinks")  # the inputs with a gradient
 _ALIBI = torch.float32  # the slopes' dtype whatever q's
 
@@ -100,7 +104,10 @@ def check_varlen(
     def truth(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         return oracle.attention_varlen(q, k, v, p, cells, **options)
 
-    compare(ours, truth, shapes, (p.Hq, tq), dtype, seed, with_dlse, options, grads, device)
+    visible = int(p.visible(cells).sum())
+    compare(
+        ours, truth, shapes, (p.Hq, tq), dtype, seed, with_dlse, options, grads, device, visible
+    )
 
 
 def _moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
@@ -157,6 +164,10 @@ def compare(
         for error in (eps, -eps):
             worse = grads_from_stored(truth, inputs, dout, upstream, exact, error, norm)
             refs.append({name: x for name, x in worse.items() if name in few})
+        if device != "cpu" and cells < _FEW:
+            for out in _outs_rounded_elsewhere(truth, inputs, exact["lse"]):
+                stored = exact | {"out": out}
+                refs.append({"out": out} | grads_from_stored(truth, inputs, dout, upstream, stored))
     for name, x in got.items():
         check(name, x, exact[name], *(r[name] for r in refs if name in r), dtype=dtype)
 
@@ -171,6 +182,15 @@ def _compare_forward(ours: Run, truth: Run, inputs: dict[str, Any], dtype: torch
     results = ours(**inputs), truth(**as_dtype(torch.float64)), truth(**as_dtype(dtype))
     for name, got, exact, ref in zip(("out", "lse"), *results, strict=True):
         check(name, got, exact, ref, dtype=dtype)
+
+
+def _outs_rounded_elsewhere(truth: Run, inputs: dict[str, Any], lse: Tensor) -> list[Tensor]:
+    """out with P rounded to the inputs' dtype when it was divided by 2^(n / 4)."""
+    steps = (n / 4 for n in range(4))
+    return [
+        truth(**inputs, lse=(lse.detach() + n * math.log(2)).float())[0].double() * 2**n
+        for n in steps
+    ]
 
 
 def grads_from_stored(
