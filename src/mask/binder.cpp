@@ -157,6 +157,11 @@ void LengthChecker::check(const char* name, std::int64_t length, i32& packed,
         value_error(leaf_, ": ", name, " has ", length, " entries, but the sequences cover ",
                     covered, " tokens; cut what lies behind the last one off");
       }
+    } else if (!packed && tokens >= 0 && shape_.B > 1 && !has(dims, 'P')) {
+      value_error(leaf_, ": ", name, " has one row of ", length, " entries, but there are ", tokens,
+                  " tokens; expected an entry for each, those behind the last sequence too (a GPU "
+                  "call does not wait to read how many these are), or a row per sequence, [",
+                  shape_.B, ", longest]");
     }
     binder_.varies_by_batch |= packed != 0;
   }

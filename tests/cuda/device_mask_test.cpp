@@ -113,7 +113,8 @@ void check_leaf(const char* name, const char* type) {
     Rng rng(80000 + seed);
     Problem p;
     draw_problem(rng, p);
-    // On a GPU a table is packed when it covers all tokens, also those behind the last sequence.
+    // On a GPU one row is packed, and covers all tokens, also those behind the last sequence.
+    p.one_row_is_packed = true;
     if (p.varlen) {
       p.shape.Tq = p.tq = p.cu_q.back();
       p.shape.Tk = p.tk = p.cu_k.back();

@@ -46,6 +46,24 @@ TEST(token_tables) {
   CHECK_REFUSED(key_padding(elsewhere), "is on GPU 0, the call's tensors on the CPU");
 }
 
+TEST(one_row_of_packed_tokens) {
+  i32 cu[] = {0, 5, 9};
+  Shape s = shape();
+  s.cu_seqlens_q = s.cu_seqlens_k = TensorView(cu, DType::kI32, {3});
+  s.Tq = s.Tk = 12;
+  auto binds = [&](i64 rows, i64 length) {
+    TensorView keep = bools({rows, length});
+    keep.device = s.device;
+    return BoundMask(key_padding(keep), s).leaves().size() == 1;
+  };
+  for (i64 length : {12, 9, 5}) CHECK(binds(1, length));  // all tokens; those of sequences; shared
+  s.device = DeviceType::kCUDA;
+  s.cu_seqlens_q.device = s.cu_seqlens_k.device = s.device;
+  CHECK(binds(1, 12));
+  CHECK(binds(2, 5));
+  CHECK_THROWS(binds(1, 9), Error, "has one row of 9 entries, but there are 12 tokens");
+}
+
 TEST(numbers) {
   CHECK_REFUSED(dilated(0), "step must be at least 1");
   CHECK_REFUSED(prefix({}), "length is required");

@@ -40,7 +40,8 @@ struct Problem {
   bool varlen = false;
   std::vector<int> lq, lk, q_start, k_start, q_offset;  // per sequence
   std::vector<int> cu_q, cu_k, offsets;                 // what the views below point at
-  int tq = 0, tk = 0;  // varlen: packed tokens, some behind the last sequence
+  int tq = 0, tk = 0;              // varlen: packed tokens, some behind the last sequence
+  bool one_row_is_packed = false;  // varlen: no padded table is shared by the sequences
   int longest_q() const { return *std::max_element(lq.begin(), lq.end()); }
   int longest_k() const { return *std::max_element(lk.begin(), lk.end()); }
   int head_div(int heads) const { return Hq / heads; }
@@ -187,7 +188,8 @@ class Generator {
     const int covered = side == 'Q' ? p_.cu_q.back() : p_.cu_k.back();
     const int total = rng_.one_in(2) ? covered : side == 'Q' ? p_.tq : p_.tk;
     const bool packed = p_.varlen && total > 0 && rng_.one_in(2);
-    const int batches = packed ? 1 : rng_.pick<int>({1, p_.B});
+    const bool own_rows = p_.varlen && p_.one_row_is_packed;
+    const int batches = packed ? 1 : own_rows ? p_.B : rng_.pick<int>({1, p_.B});
     const int heads = with_heads ? rng_.pick<int>({1, p_.Hkv, p_.Hq}) : 1;
     // A padded table that is as long as a packed one would be read as packed.
     int length = packed ? total : longest;
