@@ -84,6 +84,64 @@ def test_side_stream() -> None:
     assert torch.equal(got, expected)
 
 
+two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@two_devices
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_another_device_than_the_current_one(D: int) -> None:
+    scores = torch.randn(2, 4, 500, device="cuda:0")
+    masks = (
+        None,
+        jali.CausalMask() & jali.WindowMask.last(100),
+        jali.CausalMask() & jali.DocumentMask(documents()) | jali.PrefixMask(3),
+        jali.DynamicMask(scores, 50),
+    )
+    tensors = inputs(D=D)
+    dout = torch.randn_like(tensors[0])
+    for mask in masks:
+        results = []
+        for device in ("cuda:0", "cuda:1"):
+            leaves = [x.to(device).requires_grad_() for x in tensors]
+            there = None if mask is None else mask.to(device)
+            out, lse = jali.attention(
+                *leaves, there, dropout_p=0.1, seed=7, deterministic=True, return_lse=True
+            )
+            grads = torch.autograd.grad(out, leaves, dout.to(device))
+            assert torch.cuda.current_device() == 0
+            assert all(x.device == torch.device(device) for x in (out, lse, *grads))
+            results.append([x.cpu() for x in (out, lse, *grads)])
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b)
+
+
+@two_devices
+def test_streams_and_graphs_of_another_device() -> None:
+    mask = (jali.CausalMask() & jali.DocumentMask(documents())).to("cuda:1")
+    tensors = [x.to("cuda:1") for x in inputs()]
+    expected = jali.attention(*tensors, mask)
+    stream = torch.cuda.Stream("cuda:1")
+    stream.wait_stream(torch.cuda.current_stream("cuda:1"))
+    with torch.cuda.stream(stream):  # makes its device the current one
+        got = jali.attention(*tensors, mask)
+    torch.cuda.synchronize("cuda:1")
+    assert torch.equal(got, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(1), torch.cuda.graph(graph):
+        out = jali.attention(*tensors, mask)
+    tensors[0].copy_(torch.randn_like(tensors[0]))
+    graph.replay()
+    torch.cuda.synchronize("cuda:1")
+    assert torch.equal(out, jali.attention(*tensors, mask))
+
+
+@two_devices
+def test_tables_of_another_device_are_refused() -> None:
+    tensors = [x.to("cuda:1") for x in inputs()]
+    with pytest.raises((TypeError, ValueError), match="is on"):
+        jali.attention(*tensors, jali.DocumentMask(documents()))
+
+
 def test_graph_replays_read_tables_anew() -> None:
     ids = documents().clone()
     mask = jali.CausalMask() & jali.DocumentMask(ids)
