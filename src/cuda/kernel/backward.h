@@ -71,8 +71,9 @@ struct BiasGradients {
   bool keys = false;  // sums over rows
   bool rows = false;  // sums over keys
 
+  constexpr bool per_cell() const { return cells != CellGradient::kNone; }
   /// Whether the main kernel has to do with it.
-  constexpr bool per_tile() const { return cells != CellGradient::kNone || keys; }
+  constexpr bool per_tile() const { return per_cell() || keys; }
   constexpr bool operator==(const BiasGradients&) const = default;
 };
 
@@ -100,7 +101,10 @@ struct TokenSums {
   float* data = nullptr;  // [Hq / head_div][tokens], tokens = B · L or, packed, all
   i64 tokens = 0;
   i32 head_div = 1;
-  JALI_HD float* at(i32 h, i64 token) const { return data + h / head_div * tokens + token; }
+  /// Of query head h, one of KV head h_kv, if head_div is 1 or the heads of the group. PERF: no division.
+  JALI_HD float* at(i32 h, i32 h_kv, i64 token) const {
+    return data + (head_div == 1 ? h : h_kv) * tokens + token;
+  }
 };
 
 /// What differs from call to call; passed by value.

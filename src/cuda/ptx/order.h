@@ -29,12 +29,12 @@ JALI_DEVICE void await_count(const i32* counter, i32 value, i32 seen) {
       "r"(value), "r"(seen)
       : "memory");
 }
-/// Counts if `condition`, and says nothing of other memory.
-JALI_DEVICE void add_one_if(i32* counter, bool condition) {
+/// Counts as `count` if `condition`, and says nothing of other memory.
+JALI_DEVICE void add_if(i32* counter, i32 count, bool condition) {
   asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p red.relaxed.gpu.global.add.s32 [%0], 1;\n}" ::
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p red.relaxed.gpu.global.add.s32 [%0], %1;\n}" ::
           "l"(counter),
-      "r"(static_cast<i32>(condition))
+      "r"(count), "r"(static_cast<i32>(condition))
       : "memory");
 }
 /// Of a counter that others change.

@@ -19,6 +19,13 @@ JALI_DEVICE void load_shared(u32 shared, i32& a, i32& b, i32& c, i32& d) {
 JALI_DEVICE void store_shared(u32 shared, i32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }
+/// PERF: predicated, as barrier_arrive_if.
+JALI_DEVICE void store_shared_if(u32 shared, i32 x, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.shared.b32 [%0], %1;\n}" ::"r"(shared),
+      "r"(x), "r"(static_cast<i32>(condition))
+      : "memory");
+}
 JALI_DEVICE i32 load_shared(u32 shared) {
   i32 x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");

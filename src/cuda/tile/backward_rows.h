@@ -311,7 +311,7 @@ struct BackwardRows {
       }
       if constexpr (kRowBias) {
         const i64 first = a.seq.varlen() ? 0 : i64{run.b} * a.seq.Lq;
-        *a.row_sums.at(run.h, first + token) = sees ? sink + dlse : 0;
+        *a.row_sums.at(run.h, 0, first + token) = sees ? sink + dlse : 0;
       }
     }
     write_statistic(a.neg_delta, run, row, -delta);

@@ -206,24 +206,27 @@ struct BackwardScores {
     return __fmaf_rn(kept ? dp : 0.0f, a.keep_scale, neg_delta);
   }
 
-  /// Writes or adds the scores' gradients to those of the biases.
+  /// Adds the sums over rows of the scores' gradients to those of a bias over keys. PERF: in fp32; rounded
+  /// and times ones by mma.sync, beside WGMMAs, a pass took 7 % more.
+  JALI_DEVICE static void add_keys(const float (&d)[kRows / 2], const Args& a, const CellPlace& at,
+                                   i32 h_kv, i32 lane) {
+    const Frame& f = at.f;
+    float* const to =
+        a.key_sums.at(f.h, h_kv, (a.seq.varlen() ? 0 : i64{f.b} * a.seq.Lk) + f.k_start + at.key);
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) {
+      float sum = 0;
+#pragma unroll
+      for (i32 n = 0; n < kRows / 8; ++n) sum += d[4 * n + 2 * e] + d[4 * n + 2 * e + 1];
+      sum += ptx::shuffle_xor(sum, 1);
+      sum += ptx::shuffle_xor(sum, 2);
+      // One thread adds to a key of a KV head, row tile by row tile: the same order every time.
+      ptx::add_if(to + 8 * e, sum, (lane & 3) == 0 & at.key + 8 * e < f.num_keys);
+    }
+  }
+  /// Writes or adds the scores' gradients to those of a bias over rows and keys.
   JALI_DEVICE static void emit(const float (&d)[kRows / 2], const Args& a, const CellPlace& at,
                                i32 lane) {
-    if constexpr (kWanted.keys) {
-      const Frame& f = at.f;
-      float* const to =
-          a.key_sums.at(f.h, (a.seq.varlen() ? 0 : i64{f.b} * a.seq.Lk) + f.k_start + at.key);
-#pragma unroll
-      for (i32 e = 0; e < 2; ++e) {
-        float sum = 0;
-#pragma unroll
-        for (i32 n = 0; n < kRows / 8; ++n) sum += d[4 * n + 2 * e] + d[4 * n + 2 * e + 1];
-        sum += ptx::shuffle_xor(sum, 1);
-        sum += ptx::shuffle_xor(sum, 2);
-        // One thread adds to a key of a KV head, row tile by row tile: the same order every time.
-        ptx::add_if(to + 8 * e, sum, (lane & 3) == 0 & at.key + 8 * e < f.num_keys);
-      }
-    }
     if constexpr (kWanted.cells == cuda::CellGradient::kPairs) {
       // PERF: transposed back, so that lanes store rows.
       const cuda::CellTable& t = a.dbias;

@@ -60,13 +60,17 @@ struct BackwardTiles {
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
   static constexpr bool kClassifies = kMasked && !kOrdered && !any_leaf<IsUneven, M>;
   static constexpr bool kMapped = kMasked && !kClassifies;
-  // The other warps of the loader's warpgroup: kRowWarps that care for row tiles, then kFinders that
-  // look up cells, where consumers cannot tell them by key (PERF: nor beside turns: too few registers).
-  static constexpr bool kFinds = kMasked && (!IsLightByKey<M> || kOrdered);
+  // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
+  // blocks what consumers have added (tell_others), unless consumers do so themselves; then kFinders that
+  // look up cells, where consumers cannot tell them by key.
+  static constexpr bool kFinds = kMasked && !IsLightByKey<M>;
   // PERF: tiles of 64 keys are looked up by one: 12 causal documents of 8K, D256 770, with two 720 us.
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
-  static constexpr i32 kRowWarps = kFinders == 2 ? 1 : 2, kStagesEach = kRowStages / kRowWarps;
-  static constexpr i32 kCellBytes = kRows * kKeys / 8;  // of a tile
+  // PERF: not turns of tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09.
+  static constexpr bool kTells = !kFinds && !(kOrdered && kKeys == 64);
+  static constexpr i32 kRowWarps = 3 - kFinders - kTells, kStagesEach = kRowStages / kRowWarps;
+  static constexpr i32 kCountingWarps = kRowWarps + kTells + kConsumerWarps;  // beside the loader
+  static constexpr i32 kCellBytes = kRows * kKeys / 8;                        // of a tile
   static constexpr i32 kCellSlots = cuda::kBackwardCellSlots<kKeys>;
   static_assert(kCellSlots == kStages || kCellSlots == kNoteSlots);
   static constexpr i32 kStatsBytes = 2 * kStages * kStatPlace, kOnes = kStats + kStatsBytes;
@@ -113,8 +117,8 @@ struct BackwardTiles {
     volatile i32 wanted;  // the last section whose row tiles are to be prepared
     i32 first_units[1 + cuda::kMostLongLines];  // of the order of work
   };
-  static_assert(kNotes + sizeof(Notes) + 8 <= kSharedBytes);
-  static_assert(8 * 26 <= cuda::kBackwardBarrierBytes);
+  static_assert(kNotes + sizeof(Notes) + 12 <= kSharedBytes);
+  static_assert(8 * 28 <= cuda::kBackwardBarrierBytes);
 
   struct Shared {
     u32 base;
@@ -130,6 +134,7 @@ struct BackwardTiles {
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
+    JALI_DEVICE u32 added() const { return next() + 8; }  // by consumers, for tell_others
     JALI_DEVICE u32 ones() const { return base + kOnes; }
     // Barriers, notes and cells are found by a stage, or by the number of the row tile (n).
     JALI_DEVICE u32 barrier(i32 n) const { return base + kBarriers + 8 * n; }
@@ -144,6 +149,8 @@ struct BackwardTiles {
     JALI_DEVICE u32 own(i32 n) const { return barrier(14 + n); }  // of the variant, n < 4
     JALI_DEVICE u32 cells_full(u32 n) const { return barrier(18 + n % kNoteSlots); }
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(22 + n % kNoteSlots); }
+    JALI_DEVICE u32 added_full() const { return barrier(26); }
+    JALI_DEVICE u32 added_empty() const { return barrier(27); }
     /// Bits of a partial tile's cells, [key][kRows / 32].
     JALI_DEVICE u32 cells(u32 n) const { return base + kCells + n % kCellSlots * kCellBytes; }
   };
@@ -162,6 +169,8 @@ struct BackwardTiles {
       barrier_init(sm.o_full(n), 1);
       barrier_init(sm.rows_empty(n), kConsumerWarps);
     }
+    barrier_init(sm.added_full(), kConsumerWarps);
+    barrier_init(sm.added_empty(), 1);
   }
 
   /// Field by field.
@@ -502,15 +511,53 @@ struct BackwardTiles {
   }
 
   // ---- steps of the consumers -----------------------------------------------------------------
-  /// Says that this warp's dQ of a key tile is added. NOTE: when the copy engine's groups are complete
-  /// (bulk_wait), what they added is there for their thread alone; without a fence others read sums too
-  /// early. PERF: it waits for stores of dk and dv, too, 2,000 cycles; so it comes when the next key tile is
-  /// all but done. The loader is at most two items ahead: it leaves the slot alone.
-  JALI_DEVICE static void end_item(const BackwardArgs& a, const Item& item) {
-    fence_device();
-    fence_proxies();
-    __syncwarp();
-    add_one_if(a.added + item.section, opaque(threadIdx.x & 31) == 0);
+  // What consumers have added to sums of dq is told to other blocks by counters. NOTE: when the copy engine's
+  // groups are complete (bulk_wait), what they added is there for their thread alone; without a fence
+  // others read sums too early, or add in another order.
+
+  static constexpr i32 kNone = -1;
+  /// The warp that tells it, when consumers have handed it over. PERF: a fence in consumers, who wait for it
+  /// for thousands of cycles, took 3 % of a backward of 1K tokens, 25 % of deterministic ones.
+  JALI_DEVICE static void tell_others(const BackwardArgs& a, const Shared& sm) {
+    if ((threadIdx.x & 31) != 0) return;
+    i32* const counters = kOrdered ? a.turns : a.added;
+#pragma unroll 1
+    for (u32 n = 0;; ++n) {
+      barrier_wait(sm.added_full(), n & 1);
+      const i32 counter = load_shared(sm.added());
+      barrier_arrive(sm.added_empty());
+      if (counter == kNone) break;
+      fence_device();
+      if (!kOrdered) fence_proxies();
+      add_if(counters + counter, kConsumerWarps, true);
+    }
+  }
+  /// Hands over that all consumer warps have added to what `counter` is of, or that no more comes: kNone. The
+  /// n-th time; all consumer warps call it alike. Unless `condition`, nothing happens.
+  JALI_DEVICE static void hand_over(const Shared& sm, i32 counter, u32 n, bool condition) {
+    barrier_wait_if(sm.added_empty(), n & 1 ^ 1, condition);
+    const bool arrives = condition & opaque(threadIdx.x & 31) == 0;
+    store_shared_if(sm.added(), counter, arrives);  // all warps the same
+    barrier_arrive_if(sm.added_full(), arrives);
+  }
+  /// After the last key tile; n: how many came before.
+  JALI_DEVICE static void end(const Shared& sm, u32 items, u32 steps) {
+    if constexpr (kTells) hand_over(sm, kNone, kOrdered ? steps : items, true);
+  }
+  /// Says that this warp's dQ of a key tile, the n-th, is added. PERF: where the fence is here, it comes when
+  /// the next key tile is all but done, since it waits for stores of dk and dv, too. The loader is at most two
+  /// items ahead: it leaves the slot alone.
+  JALI_DEVICE static void end_item(const BackwardArgs& a, const Shared& sm, const Item& item,
+                                   u32 n) {
+    if constexpr (kTells && !kOrdered) {
+      __syncwarp();
+      hand_over(sm, item.section, n, true);
+    } else {
+      fence_device();
+      fence_proxies();
+      __syncwarp();
+      add_if(a.added + item.section, 1, opaque(threadIdx.x & 31) == 0);
+    }
   }
   /// Waits for the note of row tile number `steps`; its Q comes later.
   JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number, i32& turn,
@@ -521,19 +568,22 @@ struct BackwardTiles {
     number = broadcast(number);
     if (kOrdered) turn = broadcast(load_shared(sm.note(steps) + 16));
   }
-  // kOrdered: the sums of dq of a row tile are added to in turns, warp by warp.
-  // Only the order of additions matters, which are made in L2: turns are awaited without an order of other
-  // memory. NOTE: they end with a fence (end_item); without it, some additions came in another order.
+  // kOrdered: the sums of dq of a row tile are added to in turns. Only the order of additions matters, which
+  // are made in L2: turns are awaited without an order of other memory.
 
-  /// Ends the turn at row tile `sent`, to whose dQ this warp has added (none: -1). kByEngine: by the
-  /// copy engine.
+  /// Ends the turn at row tile `sent`, the n-th of this block, to whose dQ this warp has added (none: -1).
+  /// kByEngine: by the copy engine.
   template <bool kByEngine>
-  JALI_DEVICE static void end_turn(const BackwardArgs& a, i32& sent, i32 lane) {
-    if (!kOrdered) return;
+  JALI_DEVICE static void end_turn(const BackwardArgs& a, const Shared& sm, i32& sent, u32 n) {
+    if constexpr (!kOrdered) return;
     if (kByEngine) bulk_wait();
-    fence_device();
+    if (!kTells) fence_device();
     __syncwarp();
-    add_one_if(a.turns + max_of(sent, 0), sent >= 0 & lane == 0);
+    if constexpr (kTells) {
+      hand_over(sm, sent, n, sent >= 0);
+    } else {
+      add_if(a.turns + max_of(sent, 0), 1, sent >= 0 & opaque(threadIdx.x & 31) == 0);
+    }
     sent = -1;
   }
   /// How many warps have added to a row tile.
@@ -724,7 +774,10 @@ struct BackwardTiles {
         // PERF: opaque, or what it is made of is kept, too, and spills.
         Rows rows{a, static_cast<u32>(opaque(static_cast<i32>(stages)))};
         rows.work(notes->wanted);
-        rows.leave(kRowWarps + kConsumerWarps);
+        rows.leave(kCountingWarps);
+      } else if (kTells && warp == kRowWarps + 1) {
+        tell_others(a, sm);
+        Rows{a}.leave(kCountingWarps);
       } else if constexpr (kFinds) {
         find_cells(mask, sm, notes, warp);
       }
@@ -734,7 +787,7 @@ struct BackwardTiles {
       rows.begin();
       consume(sm, notes, wg - 1);
       rows.end();
-      rows.leave(kRowWarps + kConsumerWarps);
+      rows.leave(kCountingWarps);
     }
   }
 };

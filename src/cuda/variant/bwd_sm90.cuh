@@ -11,8 +11,9 @@
 //           order of kernel/work_order.h; walks the row tiles of all query heads of the KV head,
 //           which under a mask it classifies, or finds in a tile map); warp 1 cares for row tiles
 //           (tile/backward_rows.h); warps 2 and 3 look up the cells of partial tiles, or, where
-//           consumers can tell them by key, warp 2 does as warp 1. Warpgroups 1 and 2: 64 keys each;
-//           before and after that, row tiles, too.
+//           consumers can tell them by key, warp 2 does as warp 1, and warp 3 tells other blocks what
+//           consumers have added. Warpgroups 1 and 2: 64 keys each; before and after that, row tiles,
+//           too.
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
 //           both warpgroups' keys meet in dQ = dS K, one step late: 64 x 64 of it a warpgroup, in
@@ -30,7 +31,8 @@
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
-//           cells_full and note_empty: one a finder warp (2), of every row tile.
+//           cells_full and note_empty: one a finder warp (2), of every row tile; else added_full: one a
+//           consumer warp (8), added_empty: 1.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -327,7 +329,7 @@ struct Backward {
       }
       if constexpr (!kNothing) weigh<kHides>(hiding);
       // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
-      Tiles::template end_turn<true>(a, sent, lane);
+      Tiles::template end_turn<true>(a, sm, sent, steps() - 2);
       if constexpr (!kNothing) {
         wgmma_wait<0>();
         tie(dp);
@@ -345,7 +347,10 @@ struct Backward {
       }
       share_ds(buffer);
       if constexpr (!kNothing) {
-        if constexpr (kWanted.per_tile()) Scores::emit(dp, a, place(), opaque(lane));
+        if constexpr (kWanted.keys) {
+          const i32 h_kv = notes->item[(items() - 1) % 4].h_kv;
+          Scores::add_keys(dp, a, place(), h_kv, opaque(lane));
+        }
         tie(p);
         tie(ds);
         tie(dk);
@@ -357,6 +362,8 @@ struct Backward {
       fence_async();
       __syncwarp();
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
+      // PERF: beside the MMA.
+      if constexpr (kWanted.per_cell()) Scores::emit(dp, a, place(), opaque(lane));
       const i32 turns = Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       tie(dq());
@@ -437,9 +444,9 @@ struct Backward {
       const u32 buffer = (steps() - 1) % 2;
       if (notes->item[(items() - 1) % 4].before) {
         bulk_wait();
-        Tiles::end_item(a, notes->item[(items() - 2) % 4]);
+        Tiles::end_item(a, sm, notes->item[(items() - 2) % 4], items() - 2);
       }
-      Tiles::template end_turn<true>(a, sent, lane);
+      Tiles::template end_turn<true>(a, sm, sent, steps() - 2);
       const i32 turns = Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, buffer), (steps() - 1) / 2 & 1);
       tie(dq());
@@ -458,7 +465,7 @@ struct Backward {
       Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key(), lane,
                                   staged);
       send_dq(buffer, true, turns);
-      Tiles::template end_turn<true>(a, sent, lane);
+      Tiles::template end_turn<true>(a, sm, sent, steps() - 1);
     }
   };
 
@@ -478,8 +485,9 @@ struct Backward {
           while (!(c.flags & Tiles::kEnd)) c.run_item();
           if (c.steps() > 0) {
             bulk_wait();
-            Tiles::end_item(a, notes->item[(c.items() - 1) % 4]);
+            Tiles::end_item(a, sm, notes->item[(c.items() - 1) % 4], c.items() - 1);
           }
+          Tiles::end(sm, c.items(), c.steps());
         });
   }
 };

@@ -215,7 +215,10 @@ struct BackwardWide {
       fence_async();
       __syncwarp();
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
-      if constexpr (kWanted.per_tile()) Scores::emit(x, a, place(), lane);
+      if constexpr (kWanted.keys) {
+        Scores::add_keys(x, a, place(), notes->item[(items - 1) % 4].h_kv, lane);
+      }
+      if constexpr (kWanted.per_cell()) Scores::emit(x, a, place(), lane);
     }
     /// Key side: dP to dP - delta, with dropout; P loses its signs.
     JALI_DEVICE void undrop() {
@@ -284,7 +287,7 @@ struct BackwardWide {
       ++steps;
       wgmma_wait<1>();
       tie(x);
-      Tiles::template end_turn<false>(a, sent, lane);
+      Tiles::template end_turn<false>(a, sm, sent, steps - 3);
       Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
       if (kBlocks > 0) send_dq(0, due);
       if (kBlocks > 1) {
@@ -308,7 +311,7 @@ struct BackwardWide {
     JALI_DEVICE void run_item() {
       barrier_wait(sm.k_full(), items & 1);
       barrier_wait(sm.v_full(), items & 1);
-      if (items > 0) Tiles::end_item(a, notes->item[(items - 1) % 4]);
+      if (items > 0) Tiles::end_item(a, sm, notes->item[(items - 1) % 4], items - 1);
       ++items;
 #pragma unroll
       for (i32 n = 0; n < kDim / 2; ++n) sum[n] = 0;
@@ -322,7 +325,7 @@ struct BackwardWide {
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps - 1) % 2;
       barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
-      Tiles::template end_turn<false>(a, sent, lane);
+      Tiles::template end_turn<false>(a, sm, sent, steps - 2);
       Tiles::wait_turn(a, true, last_number, last_turn, Tiles::turns_of(a, last_number), sent);
 #pragma unroll
       for (i32 block = 0; block < kBlocks; ++block) {
@@ -343,13 +346,14 @@ struct BackwardWide {
         Tiles::template store<false>(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
                                      a.dv_strides, a.Dv, item, warp * 16, lane);
       }
-      Tiles::template end_turn<false>(a, sent, lane);
+      Tiles::template end_turn<false>(a, sm, sent, steps - 1);
     }
     JALI_DEVICE void run() {
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
       while (!(flags & Tiles::kEnd)) run_item();
-      if (items > 0) Tiles::end_item(a, notes->item[(items - 1) % 4]);
+      if (items > 0) Tiles::end_item(a, sm, notes->item[(items - 1) % 4], items - 1);
+      Tiles::end(sm, items, steps);
     }
   };
 
