@@ -16,18 +16,20 @@ namespace {
 const Backend& choose(const AttentionProblem& problem) {
   const Backend* best = nullptr;
   double cost = std::numeric_limits<double>::infinity();
-  std::string reasons;
   for (const Backend* backend : all_backends()) {
+    if (backend->device() != problem.device) continue;
     const Fit fit = backend->fits(problem);
     if (fit.ok && fit.cost < cost) {
       best = backend;
       cost = fit.cost;
-    } else if (!fit.ok) {
-      reasons += std::string("\n  ") + backend->name() + ": " + fit.reason;
     }
   }
-  if (!best) unsupported("no backend can run this attention:", reasons);
-  return *best;
+  if (best) return *best;
+  std::string reasons;
+  for (const Backend* backend : all_backends()) {
+    reasons += std::string("\n  ") + backend->name() + ": " + backend->fits(problem).reason;
+  }
+  unsupported("no backend can run this attention:", reasons);
 }
 
 void clear(const TensorView& t, int dim = 0, i64 at = 0) {

@@ -67,8 +67,12 @@ std::string shape_text(const TensorView& t) {
   return text + "]";
 }
 
+bool is_on(const TensorView& t, DeviceType device, int index) {
+  return t.device == device && (device == DeviceType::kCPU || t.device_index == index);
+}
+
 void check_device(const char* name, const TensorView& t, DeviceType device, int index) {
-  if (t.device == device && (device == DeviceType::kCPU || t.device_index == index)) return;
+  if (is_on(t, device, index)) return;
   auto place = [](DeviceType type, int at) {
     return type == DeviceType::kCPU ? std::string("the CPU") : "GPU " + std::to_string(at);
   };

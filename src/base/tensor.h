@@ -12,6 +12,7 @@ std::int64_t dtype_bytes(DType dtype);
 /// "[2, 8, 128, 64]", for messages.
 std::string shape_text(const TensorView& t);
 
+bool is_on(const TensorView& t, DeviceType device, int index);
 /// Throws unless the tensor is on that device.
 void check_device(const char* name, const TensorView& t, DeviceType device, int index);
 

@@ -90,22 +90,27 @@ std::vector<KernelText> BackwardSm90Launch::texts(const AttentionProblem& p,
 }
 
 KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardViews& grads) const {
-  const std::string type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16";
+  const char* const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16";
   const ScoreOptions options = backward_options(p);
   const BiasGradients wanted = bias_gradients(p, grads);
-  const std::string instance = std::string(kernel()) + "<" + type + ", " +
-                               std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv)) +
-                               ", M, " + (p.deterministic ? "true" : "false") + ", " +
-                               text_of(options) + ", " + text_of(wanted) + ">";
-  const std::string file = this->file();
+  const i32 D = rounded(p.D), Dv = rounded(p.Dv);
+  const bool deterministic = p.deterministic;
+  auto instance = [=, this] {
+    std::string text;
+    text.reserve(256);
+    text.append(kernel()).append("<").append(type).append(", ").append(std::to_string(D));
+    text.append(", ").append(std::to_string(Dv)).append(deterministic ? ", M, true" : ", M, false");
+    text.append(", ").append(text_of(options)).append(", ").append(text_of(wanted)).append(">");
+    return text;
+  };
   const bool finishes = wanted.per_tile() || wanted.rows || options.sinks;
-  const std::string sums = finishes ? bias_gradient_kernels(type) : "";
-  return {instance,
-          [instance, file, sums] {
-            return "#include \"cuda/tile/backward_sums.h\"\n#include \"cuda/variant/" + file +
-                   R"(.cuh"
+  return {instance(),
+          [=, this] {
+            const std::string sums = finishes ? bias_gradient_kernels(type) : "";
+            return std::string("#include \"cuda/tile/backward_sums.h\"\n#include \"cuda/variant/") +
+                   file() + R"(.cuh"
 namespace jali::cuda {
-using Kernel = )" + instance +
+using Kernel = )" + instance() +
                    R"(;
 extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
     backward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,

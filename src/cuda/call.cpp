@@ -22,6 +22,7 @@ Call::Call(const AttentionProblem& problem)
     : problem_(problem),
       guard_(problem.device_index),
       driver_(Driver::get()),
+      device_(device_info(problem.device_index)),
       mask_(*problem.mask),
       sequences_(sequences_of(*problem.mask, problem.documents)) {}
 
@@ -76,6 +77,7 @@ const u64* Call::upload(u64 number) {
 // captured graph, which may run on any stream later, gets its own.
 i32* Call::counters(i32 count) {
   constexpr i32 kMost = 1024;
+  if (shared_counters_ && count <= kMost) return shared_counters_;
   Stream* const stream = static_cast<Stream*>(problem_.stream);
   int capturing = 0;
   driver_.check(driver_.is_capturing(stream, &capturing), "cuStreamIsCapturing");
@@ -100,7 +102,8 @@ i32* Call::counters(i32 count) {
     driver_.check(driver_.memset_async(fresh, 0, kMost, stream), "clearing counters");
     address = fresh;
   }
-  return reinterpret_cast<i32*>(address);
+  shared_counters_ = reinterpret_cast<i32*>(address);
+  return shared_counters_;
 }
 
 void* Call::mask_parameters() {
@@ -126,9 +129,11 @@ i32 num_tiles(const AttentionProblem& p, bool rows, i32 size) {
 }
 
 KernelText map_text(i32 rows, i32 keys, bool key_lines) {
-  const std::string instance = "M, " + std::to_string(rows) + ", " + std::to_string(keys) + ", " +
-                               (key_lines ? "true" : "false");
-  return {"map_tiles " + instance, [instance] {
+  auto instance = [=] {
+    return "M, " + std::to_string(rows) + ", " + std::to_string(keys) + ", " +
+           (key_lines ? "true" : "false");
+  };
+  return {"map_tiles " + instance(), [instance] {
             return R"(
 #include "cuda/tile/map_tiles.h"
 namespace jali::cuda {
@@ -136,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(kMapThreads, 4)
     map(const __grid_constant__ M mask, const __grid_constant__ Sequences s,
         const __grid_constant__ TileMap map, i32 lines, i32 num_heads, i32 together, bool by_tiles,
         i32 storing, i32* counter) {
-  map_tiles<)" + instance +
+  map_tiles<)" + instance() +
                    R"(>(mask, s, map, lines, num_heads, together, by_tiles, storing, counter);
 }
 }  // namespace jali::cuda
@@ -202,8 +207,10 @@ const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_
     }
     return sources_of(texts, mask_);
   };
-  return find_kernel(text.key + '\0' + mask_.type(), name, problem_.device_index, shared_bytes,
-                     make_sources);
+  std::string key;
+  key.reserve(512);
+  key.append(text.key).append(1, '\0').append(mask_.type());
+  return find_kernel(std::move(key), name, problem_.device_index, shared_bytes, make_sources);
 }
 
 void Call::launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,

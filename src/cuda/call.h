@@ -44,7 +44,7 @@ class Call {
   const AttentionProblem& problem() const { return problem_; }
   const DeviceMask& mask() const { return mask_; }
   const Sequences& sequences() const { return sequences_; }
-  const DeviceInfo& device() const { return device_info(problem_.device_index); }
+  const DeviceInfo& device() const { return device_; }
 
   /// Device memory, aligned to 256, until the work of this call has run.
   void* allocate(i64 bytes);
@@ -89,6 +89,7 @@ class Call {
   const AttentionProblem& problem_;
   const DeviceGuard guard_;
   const Driver& driver_;
+  const DeviceInfo& device_;
   DeviceMask mask_;
   Sequences sequences_;
   std::vector<u64> mask_bytes_;
@@ -96,6 +97,7 @@ class Call {
   std::vector<DevicePtr> own_memory_;
   char* chunk_ = nullptr;  // where small pieces come from, the last ones first
   i64 chunk_left_ = 0;
+  i32* shared_counters_ = nullptr;  // of the stream
   std::function<std::vector<KernelText>()> expected_;
 };
 

@@ -18,26 +18,31 @@ i32 aligned(i32 at, i32 alignment) { return ceil_div(at, alignment) * alignment;
 
 DeviceMask::DeviceMask(const BoundMask& mask) : mask_(&mask), type_("cuda::NoMask") {
   if (mask.trivial()) return;
+  type_.clear();
+  type_.reserve(128);
   const i32 root = static_cast<i32>(mask.nodes().size()) - 1;
-  type_ = type_of(root);
+  add_type(root);
   num_bytes_ = place(root, 0);
 }
 
-std::string DeviceMask::type_of(i32 n) const {
+void DeviceMask::add_type(i32 n) {
+  using Op = BoundMask::Node::Op;
   const BoundMask::Node& node = mask_->nodes()[n];
-  switch (node.op) {
-    case BoundMask::Node::Op::kAnd:
-      return "And<" + type_of(node.first) + ", " + type_of(node.second) + ">";
-    case BoundMask::Node::Op::kOr:
-      return "Or<" + type_of(node.first) + ", " + type_of(node.second) + ">";
-    case BoundMask::Node::Op::kNot:
-      return "Not<" + type_of(node.first) + ">";
-    default: {
-      const LeafNode& leaf = *mask_->leaves()[node.leaf];
-      const std::string type = leaf.device_type();
-      return is_stored(leaf) ? "cuda::Stored<" + type + ">" : type;
-    }
+  if (node.op == Op::kLeaf) {
+    const LeafNode& leaf = *mask_->leaves()[node.leaf];
+    const bool stored = is_stored(leaf);
+    if (stored) type_ += "cuda::Stored<";
+    type_ += leaf.device_type();
+    if (stored) type_ += ">";
+    return;
   }
+  type_ += node.op == Op::kAnd ? "And<" : node.op == Op::kOr ? "Or<" : "Not<";
+  add_type(node.first);
+  if (node.op != Op::kNot) {
+    type_ += ", ";
+    add_type(node.second);
+  }
+  type_ += ">";
 }
 
 std::string DeviceMask::definitions() const {

@@ -35,7 +35,7 @@ class DeviceMask {
   i32 alignment_of(i32 node) const;
   i32 place(i32 node, i32 at);
   i32 place_leaf(i32 leaf, i32 at);
-  std::string type_of(i32 node) const;
+  void add_type(i32 node);
   StoredBlocks blocks(const LeafNode& leaf, bool rows, int block_bytes);
 
   struct Piece {  // of a leaf

@@ -37,14 +37,16 @@ ScoreOptions score_options(const AttentionProblem& p) {
 
 std::string text_of(const ScoreOptions& o) {
   auto flag = [](bool x) { return x ? "true" : "false"; };
-  auto type = [](BiasType t) { return "BiasType(" + std::to_string(static_cast<int>(t)) + ")"; };
-  std::string text = "ScoreOptions{";
-  for (const std::string& part : {std::string(flag(o.any_scale)), std::string(flag(o.softcap)),
-                                  type(o.bias), std::string(flag(o.bias_pairs)), type(o.key_bias),
-                                  std::string(flag(o.alibi)), std::string(flag(o.sinks))}) {
-    text += part + ", ";
+  constexpr const char* kTypes[] = {"BiasType(0)", "BiasType(1)", "BiasType(2)"};
+  auto type = [&](BiasType t) { return kTypes[static_cast<int>(t)]; };
+  std::string text;
+  text.reserve(128);
+  text += "ScoreOptions{";
+  for (const char* part : {flag(o.any_scale), flag(o.softcap), type(o.bias), flag(o.bias_pairs),
+                           type(o.key_bias), flag(o.alibi), flag(o.sinks)}) {
+    text.append(part).append(", ");
   }
-  return text + flag(o.dropout) + "}";
+  return text.append(flag(o.dropout)).append("}");
 }
 
 ScoreArgs score_arguments(Call& call) {

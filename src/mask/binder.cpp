@@ -52,8 +52,10 @@ const TensorView& Binder::take_table(const char* name, DType dtype) {
     type_error(leaf_, ": ", name, " has dtype ", dtype_name(table.dtype), "; expected ",
                dtype_name(dtype));
   }
-  check_device((std::string(leaf_) + ": " + name).c_str(), table, context_.shape.device,
-               context_.shape.device_index);
+  const Shape& s = context_.shape;
+  if (!is_on(table, s.device, s.device_index)) {
+    check_device((std::string(leaf_) + ": " + name).c_str(), table, s.device, s.device_index);
+  }
   return table;
 }
 

@@ -82,7 +82,10 @@ class LeafOf final : public LeafNode {
   void fill(const Frame& f, i32 i0, i32 i1, i32 j0, i32 j1, u64* bits, i64 stride) const override {
     functions_.fill(&leaf_, f, i0, i1, j0, j1, bits, stride);
   }
-  std::string device_type() const override { return "leaf::" + camel_case(L::kName); }
+  std::string device_type() const override {
+    static const std::string type = "leaf::" + camel_case(L::kName);
+    return type;
+  }
   int device_light_row_bytes() const override { return IsLight<L> ? sizeof(typename L::Row) : 0; }
   bool device_mapped() const override {
     return requires { L::kMapped; };

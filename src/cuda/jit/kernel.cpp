@@ -181,18 +181,19 @@ std::vector<Found> find_or_compile_all(const std::vector<Source>& sources,
   return all;
 }
 
-const Kernel& find_kernel(const std::string& key, const char* name, int device, int shared_bytes,
+const Kernel& find_kernel(std::string key, const char* name, int device, int shared_bytes,
                           const std::function<std::vector<Source>()>& make_sources) {
   static OnceTable<std::string, Library*> libraries;
   static OnceTable<std::string, Kernel> kernels;
-  const std::string place = std::to_string(device) + '\0' + name + '\0' + key;
-  return kernels.get(place, [&] {
+  const std::size_t size = key.size();
+  key.append(1, '\0').append(name).append(1, '\0').append(std::to_string(device));
+  return kernels.get(key, [&] {
     const Driver& d = Driver::get();
     const DeviceInfo& info = device_info(device);
     const std::string arch =
         "sm_" + std::to_string(info.major * 10 + info.minor) + (info.major >= 9 ? "a" : "");
     const DeviceGuard guard(device);
-    Library* const library = libraries.get(arch + '\0' + key, [&] {
+    Library* const library = libraries.get(arch + '\0' + key.substr(0, size), [&] {
       Library* loaded = nullptr;
       const std::vector<Source> sources = make_sources();
       for (std::size_t n = 1; n < sources.size(); ++n) compile_ahead(sources[n], arch);

@@ -68,28 +68,33 @@ class ForwardSm90 final : public ForwardVariant {
   }
 
   static KernelText text(const AttentionProblem& p) {
-    const std::string dims = std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv)),
-                      type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16",
-                      options = text_of(score_options(p)), kind = text_of(kind_of(*p.mask));
-    return {"fwd_sm90 " + type + ", " + dims + ", " + options + ", " + kind,
+    const std::string dims = std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv));
+    const char *const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16",
+                      *const kind = text_of(kind_of(*p.mask));
+    const ScoreOptions options = score_options(p);
+    std::string key;
+    key.reserve(256);
+    key.append("fwd_sm90 ").append(type).append(", ").append(dims).append(", ");
+    key.append(text_of(options)).append(", ").append(kind);
+    return {std::move(key),
             [=] {
               return R"(
 #include "cuda/variant/fwd_sm90.cuh"
 namespace jali::cuda {
 constexpr ScoreOptions kOptions = )" +
-                     options + R"(;
+                     text_of(options) + R"(;
 extern "C" __global__ void __launch_bounds__(forward_shape()" +
                      dims + ", kOptions, " + kind + R"().threads(), 1)
     forward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
             const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ForwardArgs a,
             const __grid_constant__ M mask) {
-  Forward<)" + type + ", " +
-                     dims + ", M, kOptions, " + kind + R"(>::run(q, k, v, a, mask);
+  Forward<)" + std::string(type) +
+                     ", " + dims + ", M, kOptions, " + kind + R"(>::run(q, k, v, a, mask);
 }
 }  // namespace jali::cuda
 )";
             },
-            score_options(p) == ScoreOptions{} && p.D > 64 && kind_of(*p.mask) <= MaskKind::kLight};
+            options == ScoreOptions{} && p.D > 64 && kind_of(*p.mask) <= MaskKind::kLight};
   }
 
   void run(Call& call, const HeadView& out, const HeadView& lse) const override {
