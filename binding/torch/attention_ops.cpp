@@ -125,7 +125,7 @@ std::int64_t width_of(const Tensor& t) { return t.size(t.dim() - 1); }
 // Without the columns that were added to suit the GPU.
 Tensor cut(Tensor padded, std::int64_t width) {
   if (width_of(padded) == width) return padded;
-  Tensor exact = empty_in_order(shape_like(padded, width), padded.scalar_type(), padded);
+  Tensor exact = empty_in_order(view(padded), width);
   torch::stable::copy_(exact, torch::stable::narrow(padded, padded.dim() - 1, 0, width));
   return exact;
 }
@@ -135,22 +135,21 @@ std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, c
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
   options.expect_backward = expect_backward;
+  const Input q_in(q), k_in(k), v_in(v);
   std::optional<GpuCall> gpu;
-  if (q.is_cuda()) gpu.emplace(q, options);
-  auto suited = [&](const Tensor& t) { return gpu ? suited_to_gpu(t) : t; };
-  const Tensor q_in = suited(q), k_in = suited(k), v_in = suited(v);
+  if (q_in.given.device == DeviceType::kCUDA) gpu.emplace(q, options);
   // What was padded does not count.
-  if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(width_of(q)));
-  ScalarType dtype = q.scalar_type();
-  Tensor out = empty_in_order(shape_like(q, width_of(v_in)), dtype, q);
-  Tensor lse = empty(lse_shape(q), dtype == ScalarType::Double ? dtype : ScalarType::Float, &q);
+  if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(q_in.given.size(-1)));
+  Tensor out = empty_in_order(q_in.given, v_in.taken.size(-1));
+  const bool wide = q_in.given.dtype == DType::kF64;
+  Tensor lse = empty(lse_shape(q), wide ? ScalarType::Double : ScalarType::Float, &q);
   if (has_tail(cu_seqlens_q, q)) {
     torch::stable::zero_(out);
     torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
   }
-  jali::attention_forward(view(q_in), view(k_in), view(v_in), JALI_MASK, options, view(out),
+  jali::attention_forward(q_in.taken, k_in.taken, v_in.taken, JALI_MASK, options, view(out),
                           view(lse));
-  return {cut(out, width_of(v)), lse};
+  return {cut(std::move(out), v_in.given.size(-1)), std::move(lse)};
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {
@@ -173,18 +172,15 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
                          bool need_sinks) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
+  const Tensor dout_rows = with_contiguous_rows(dout);
+  const Input q_in(q), k_in(k), v_in(v), out_in(out), dout_in(dout_rows);
   std::optional<GpuCall> gpu;
-  if (q.is_cuda()) gpu.emplace(q, options);
-  auto suited = [&](const Tensor& t) { return gpu ? suited_to_gpu(t) : t; };
-  const Tensor q_in = suited(q), k_in = suited(k), v_in = suited(v), out_in = suited(out),
-               dout_in = suited(with_contiguous_rows(dout));
-  if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(width_of(q)));
-  auto gradient_in_order = [](const Tensor& padded, const Tensor& like) {
-    return empty_in_order(shape_like(padded, width_of(padded)), like.scalar_type(), like);
+  if (q_in.given.device == DeviceType::kCUDA) gpu.emplace(q, options);
+  if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(q_in.given.size(-1)));
+  auto gradient_of_input = [](const Input& input) {
+    return empty_in_order(input.given, input.taken.size(-1));
   };
-  Tensor dq = gradient_in_order(q_in, q);
-  Tensor dk = gradient_in_order(k_in, k);
-  Tensor dv = gradient_in_order(v_in, v);
+  Tensor dq = gradient_of_input(q_in), dk = gradient_of_input(k_in), dv = gradient_of_input(v_in);
   MaybeTensor dbias = gradient_of(bias, need_bias);
   MaybeTensor dkey_bias = gradient_of(key_bias, need_key_bias);
   MaybeTensor dsinks = gradient_of(sinks, need_sinks);
@@ -203,13 +199,14 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   }
   const AttentionGrads grads{view(dq),    view(dk),        view(dv),
                              view(dbias), view(dkey_bias), view(dsinks)};
-  jali::attention_backward(view(q_in), view(k_in), view(v_in), view(out_in), view(lse),
-                           view(dout_in), view(dlse), JALI_MASK, options, grads);
+  jali::attention_backward(q_in.taken, k_in.taken, v_in.taken, out_in.taken, view(lse),
+                           dout_in.taken, view(dlse), JALI_MASK, options, grads);
   std::vector<Tensor> others;
-  for (const MaybeTensor& given : {dbias, dkey_bias, dsinks}) {
-    if (given) others.push_back(*given);
+  for (const MaybeTensor* given : {&dbias, &dkey_bias, &dsinks}) {
+    if (*given) others.push_back(**given);
   }
-  return {cut(dq, width_of(q)), cut(dk, width_of(k)), cut(dv, width_of(v)), others};
+  return {cut(std::move(dq), q_in.given.size(-1)), cut(std::move(dk), k_in.given.size(-1)),
+          cut(std::move(dv), v_in.given.size(-1)), std::move(others)};
 }
 
 // Of each module: name, compiler's log, bytes, whether it was compiled now, each ended by a zero. Texts

@@ -34,16 +34,33 @@ DType dtype_of(ScalarType type) {
   }
 }
 
-Tensor empty_strided(const std::vector<std::int64_t>& shape,
-                     const std::vector<std::int64_t>& strides, ScalarType dtype,
-                     const Tensor* like) {
+ScalarType scalar_type_of(DType type) {
+  switch (type) {
+    case DType::kF64:
+      return ScalarType::Double;
+    case DType::kF32:
+      return ScalarType::Float;
+    case DType::kBF16:
+      return ScalarType::BFloat16;
+    case DType::kF16:
+      return ScalarType::Half;
+    case DType::kI64:
+      return ScalarType::Long;
+    case DType::kI32:
+      return ScalarType::Int;
+    default:
+      return ScalarType::Bool;
+  }
+}
+
+Tensor empty_strided(std::int64_t rank, const std::int64_t* shape, const std::int64_t* strides,
+                     ScalarType dtype, DeviceType device, int device_index) {
   AtenTensorHandle handle;
-  const bool gpu = like && like->is_cuda();
-  std::int32_t type = gpu ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+  std::int32_t type =
+      device == DeviceType::kCUDA ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
   auto number = torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(dtype));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<std::int64_t>(shape.size()), shape.data(), strides.data(), number, type,
-      gpu ? like->get_device_index() : 0, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(rank, shape, strides, number, type, device_index, &handle));
   return Tensor(handle);
 }
 
@@ -108,25 +125,29 @@ Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype, const Ten
   for (std::size_t d = shape.size(); d-- > 1;) {
     strides[d - 1] = strides[d] * std::max<std::int64_t>(shape[d], 1);
   }
-  return empty_strided(shape, strides, dtype, like);
+  const bool gpu = like && like->is_cuda();
+  return empty_strided(static_cast<std::int64_t>(shape.size()), shape.data(), strides.data(), dtype,
+                       gpu ? DeviceType::kCUDA : DeviceType::kCPU,
+                       gpu ? like->get_device_index() : 0);
 }
 
-Tensor empty_in_order(const std::vector<std::int64_t>& shape, ScalarType dtype,
-                      const Tensor& like) {
-  int rank = static_cast<int>(shape.size());
-  auto given = like.strides();
+Tensor empty_in_order(const TensorView& like, std::int64_t last) {
+  const int rank = like.rank;
+  TensorView made = like;
+  if (rank > 0) made.shape[rank - 1] = last;
   // NOTE: _empty_in_order in python/jali/_ops.py repeats this; both must give the same strides.
-  std::vector<int> order(rank);
+  int order[TensorView::kMaxRank];
   for (int d = 0; d < rank; ++d) order[d] = d;
-  std::stable_sort(order.begin(), order.end() - 1,
-                   [&](int a, int b) { return given[a] > given[b]; });
-  std::vector<std::int64_t> strides(rank);
+  std::sort(order, order + std::max(rank - 1, 0), [&](int a, int b) {
+    return like.stride[a] != like.stride[b] ? like.stride[a] > like.stride[b] : a < b;
+  });
   std::int64_t stride = 1;
   for (int n = rank; n-- > 0;) {
-    strides[order[n]] = stride;
-    stride *= std::max<std::int64_t>(shape[order[n]], 1);
+    made.stride[order[n]] = stride;
+    stride *= std::max<std::int64_t>(made.shape[order[n]], 1);
   }
-  return empty_strided(shape, strides, dtype, &like);
+  return empty_strided(rank, made.shape, made.stride, scalar_type_of(like.dtype), like.device,
+                       like.device_index);
 }
 
 void call_guarded(void (*kernel)(StableIValue*, std::uint64_t, std::uint64_t), StableIValue* stack,

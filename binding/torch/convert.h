@@ -34,9 +34,10 @@ std::vector<TensorView> views(const std::vector<Tensor>& tensors, Viewer see = v
 /// A new tensor, contiguous, on the CPU or where `like` is.
 Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype,
              const Tensor* like = nullptr);
-/// A new tensor of this shape where `like` is, dense, whose dims lie in memory in the order of `like`'s strides
-/// (largest first, equal ones as they stand) except for the last dim, which is innermost.
-Tensor empty_in_order(const std::vector<std::int64_t>& shape, ScalarType dtype, const Tensor& like);
+/// A new tensor where `like` is, of its dtype and shape but for the size of the last dim, dense, whose
+/// dims lie in memory in the order of `like`'s strides (largest first, equal ones as they stand) except
+/// for the last dim, which is innermost.
+Tensor empty_in_order(const TensorView& like, std::int64_t last);
 
 /// Calls a boxed kernel and lets jali::Error reach Python: kValue as ValueError, the others as a
 /// RuntimeError whose text begins with the name of the exception that jali._library raises instead.

@@ -28,6 +28,18 @@ void* current_stream(int device) {
   return stream;
 }
 
+bool suited(const TensorView& t) {
+  const int last = t.rank - 1;
+  if (last < 0) return true;  // refused later
+  bool suited = t.shape[last] % kElements == 0 &&
+                reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 &&
+                (t.shape[last] <= 1 || t.stride[last] == 1);
+  for (int d = 0; d < last; ++d) {
+    suited = suited && (t.shape[d] <= 1 || (t.stride[d] > 0 && t.stride[d] % kElements == 0));
+  }
+  return suited;
+}
+
 }  // namespace
 
 GpuCall::GpuCall(const Tensor& like, AttentionOptions& options) : like_(like) {
@@ -52,17 +64,11 @@ TensorView view_suited_to_gpu(const Tensor& tensor) {
   return with_dense_strides(view);
 }
 
-Tensor suited_to_gpu(const Tensor& tensor) {
-  const std::int64_t last = tensor.dim() - 1, width = tensor.size(last);
-  const std::int64_t missing = suited_width(width) - width;
-  if (missing > 0) return torch::stable::pad(tensor, {0, missing});
-  bool suited = reinterpret_cast<std::uintptr_t>(tensor.data_ptr()) % 16 == 0 &&
-                (width <= 1 || tensor.stride(last) == 1);
-  for (std::int64_t d = 0; d < last; ++d) {
-    const std::int64_t stride = tensor.stride(d);
-    suited = suited && (tensor.size(d) <= 1 || (stride > 0 && stride % kElements == 0));
-  }
-  return suited ? tensor : torch::stable::contiguous(tensor);
+Input::Input(const Tensor& tensor) : given(view(tensor)), taken(given) {
+  if (given.device == DeviceType::kCPU || suited(given)) return;
+  const std::int64_t missing = suited_width(given.size(-1)) - given.size(-1);
+  copy = missing > 0 ? torch::stable::pad(tensor, {0, missing}) : torch::stable::contiguous(tensor);
+  taken = view(*copy);
 }
 
 }  // namespace jali::binding

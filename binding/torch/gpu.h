@@ -23,11 +23,17 @@ class GpuCall {
 
 /// A width of rows that suits the copy engine, at least the given one.
 std::int64_t suited_width(std::int64_t width);
-/// What suited_to_gpu would make of such a tensor, as view_as_if_on_gpu says it.
+/// What Input would take of such a tensor, as view_as_if_on_gpu says it.
 TensorView view_suited_to_gpu(const Tensor& tensor);
 
-/// The tensor itself where its address and strides are multiples of 16 bytes and its last dim one of
-/// 8 elements; else a contiguous copy, its last dim padded with zeros.
-Tensor suited_to_gpu(const Tensor& tensor);
+/// A tensor as a call takes it: itself where it is on the CPU, or its address and strides are multiples
+/// of 16 bytes and its last dim one of 8 elements; else a contiguous copy, its last dim padded with zeros.
+struct Input {
+  /// The tensor must outlive it.
+  explicit Input(const Tensor& tensor);
+  TensorView given;  // the tensor
+  TensorView taken;  // what the call takes
+  MaybeTensor copy;
+};
 
 }  // namespace jali::binding
