@@ -213,6 +213,8 @@ def _split(q: Tensor, k: Tensor, v: Tensor, given: Given) -> tuple[Any, ...]:
 def _join(numbers: Given, names: Sequence[str], tensors: Sequence[Tensor]) -> Given:
     if not tensors:
         return numbers
+    if not names:
+        return {**numbers, "tables": tensors}
     given = {**numbers, **dict(zip(names, tensors))}
     if len(tensors) > len(names):
         given["tables"] = tensors[len(names) :]
@@ -232,8 +234,8 @@ def _gradients(
     dout: Tensor | None,
     dlse: Tensor | None,
     backward: Any = _backward,
-) -> dict[str, Tensor]:
-    """By name: of q, k, v and those of the others that are needed."""
+) -> tuple[Tensor, Tensor, Tensor, Given]:
+    """Of q, k and v, and by name those of the others that are needed."""
     out, lse, q, k, v, *tensors = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
@@ -244,10 +246,10 @@ def _gradients(
         dq, dk, dv, others = backward(q, k, v, out, lse, dout, dlse, **given)
     except RuntimeError as error:
         raise_as_python(error)
-    grads = {"q": dq, "k": dk, "v": dv}
-    if others:
-        grads.update(zip(sorted(needed, key=_DIFFERENTIABLE.index), others, strict=True))
-    return grads
+    if not needed:
+        return dq, dk, dv, {}
+    named = zip(sorted(needed, key=_DIFFERENTIABLE.index), others, strict=True)
+    return dq, dk, dv, dict(named)
 
 
 class _Attention(torch.autograd.Function):
@@ -276,12 +278,14 @@ def _eager_backward(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, backward: Any
 ) -> tuple[Any, ...]:
     """One entry per input of the autograd function."""
-    names, flags = ctx.names, ctx.needs_input_grad
-    needed = [n for n, need in zip(names, flags[5:]) if need and n in _DIFFERENTIABLE]
-    grads = _gradients(ctx, needed, dout, dlse, backward)
-    others = [grads.get(name) for name in names]
-    tables = [None] * (len(flags) - 5 - len(names))
-    return (None, None, grads["q"], grads["k"], grads["v"], *others, *tables)
+    names, tables = ctx.names, (None,) * ctx.num_tables
+    if not names:
+        dq, dk, dv, _ = _gradients(ctx, (), dout, dlse, backward)
+        return (None, None, dq, dk, dv, *tables)
+    flags = ctx.needs_input_grad[5:]
+    needed = [n for n, need in zip(names, flags) if need and n in _DIFFERENTIABLE]
+    dq, dk, dv, others = _gradients(ctx, needed, dout, dlse, backward)
+    return (None, None, dq, dk, dv, *map(others.get, names), *tables)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, given: Given) -> tuple[Tensor, Tensor]:
@@ -380,10 +384,10 @@ def _graph_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple
     places = ("q", "k", "v", *Options._fields)[: len(ctx.needs_input_grad)]
     flags = zip(places, ctx.needs_input_grad, strict=True)
     needed = [name for name, need in flags if need and name in _DIFFERENTIABLE]
-    grads: Any = _gradients(ctx, needed, dout, dlse)
+    dq, dk, dv, others = _gradients(ctx, needed, dout, dlse)
     # Not by ctx.saved_tensors: under checkpointing they are unpacked once.
-    grads["tables"] = [None] * ctx.num_tables if ctx.num_tables else None
-    return tuple(grads.get(name) for name in places)
+    others["tables"] = [None] * ctx.num_tables if ctx.num_tables else None
+    return (dq, dk, dv, *map(others.get, places[3:]))
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
