@@ -22,8 +22,8 @@
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
 // Options   what is added to scores is what S' starts at, loaded beside dK of the step before, as
 //           dropout is drawn there; softcap's slopes go into P as soon as that is rounded. D 128 H16
-//           8K against the same without: ALiBi 1.06, key_bias 1.11, softcap 1.18, dropout 1.42, a
-//           bias over rows and keys 1.56, deterministic 1.10.
+//           8K against the same without: ALiBi 1.00, key_bias 1.04, softcap 1.13, dropout 1.34, a
+//           bias over rows and keys 1.50, deterministic 1.07.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ, by way of whose place dk and dv go, too; statistics
 //           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
