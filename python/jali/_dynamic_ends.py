@@ -47,8 +47,9 @@ def dynamic_ends(
     begin = torch.zeros_like(place)  # of the key's sequence
     segments: list[Tensor] = []
     dead = ~(scores > -math.inf)
-    sequence = None
+    sequence, count = None, 0
     if cu_seqlens_k is not None:
+        count = cu_seqlens_k.shape[0] - 1
         if scores.shape[0] != 1:
             raise ValueError(
                 f"DynamicMask: scores have shape {list(scores.shape)}; expected packed "
@@ -61,11 +62,11 @@ def dynamic_ends(
         segments.append(sequence[None])
     within = place - begin
     for table in documents:
-        ids = _of_keys(table, length, sequence, within, "a document table")
+        ids = _of_keys(table, length, sequence, count, within, "a document table")
         dead = dead | (ids < 0)[:, None]
         segments.append(ids)
     for table in keep_keys:
-        kept = _of_keys(table, length, sequence, within, "a keep_keys table")
+        kept = _of_keys(table, length, sequence, count, within, "a keep_keys table")
         dead = dead | ~kept[:, None]
     # The dead rank last: no key has one of them above it. -0 + 0 is +0.
     scores = torch.where(dead, -math.inf, scores + 0.0)
@@ -95,9 +96,10 @@ def dynamic_ends(
 
 
 def _of_keys(
-    table: Tensor, length: int, sequence: Tensor | None, within: Tensor, name: str
+    table: Tensor, length: int, sequence: Tensor | None, count: int, within: Tensor, name: str
 ) -> Tensor:
-    """[B|1, Lk] of a table of keys; varlen [1, Tk]. within: where keys stand in their sequences."""
+    """[B|1, Lk] of a table of keys; varlen [1, Tk]. count: of sequences; within: the keys' places
+    in them."""
     rows = table[None] if table.dim() == 1 else table
     if rows.dim() != 2 or (sequence is None and rows.shape[-1] != length):
         raise ValueError(
@@ -105,6 +107,12 @@ def _of_keys(
         )
     if sequence is None or rows.shape == (1, length):
         return rows
+    if rows.shape[0] == 1 and count > 1:
+        raise ValueError(
+            f"DynamicMask: {name} has one row of {rows.shape[-1]} entries, but there are {length} "
+            "keys; expected an entry for each, those behind the last sequence too (a GPU call does "
+            f"not wait to read how many these are), or a row per sequence, [{count}, longest]"
+        )
     if rows.shape[-1] == 0:
         return rows.new_zeros(1, length)
     row = sequence.clamp(max=rows.shape[0] - 1)

@@ -337,6 +337,8 @@ def test_selection_of_cuda_tensors_says_what_was_wrong():
     cu = torch.tensor([0, 5, 17], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"expected packed \[H, 17\]"):
         dynamic_ends(scores, [], [], cu, 4, True)
+    with pytest.raises(ValueError, match="one row of 16 entries, but there are 17 keys"):
+        dynamic_ends(scores[0], [wrong[:1]], [], cu, 4, True)
 
 
 @pytest.mark.parametrize("tensor", [False, True])
