@@ -125,6 +125,15 @@ def why(arguments: list[str]) -> int:
     return run_python("-m", "jali", "why", mask, *sizes)
 
 
+@command(
+    "[name | 'BACKWARD(…)' …]", "GPU kernels: registers, bytes and seconds of compiling; no GPU"
+)
+def kernels(arguments: list[str]) -> int:
+    with dev_setup.alone():
+        dev_setup.install(tools=True)
+    return run_python("tools/nvrtc_check.py", *arguments)
+
+
 @command("[address|thread]", "C++ tests under ASan + UBSan (default) or TSan")
 def sanitize(arguments: list[str]) -> int:
     kind = arguments[0] if arguments else "address"
@@ -219,6 +228,12 @@ def gpu_sanitize(arguments: list[str]) -> int:
             print(f"=== {tool}\n{done.stdout}", flush=True)
             tally.add(tool, int(done.returncode == 0), int(done.returncode != 0))
     return tally.close()
+
+
+@command("OLD.so NEW.so …", "calls of several builds in turns: which is faster on a GPU")
+def gpu_ab(arguments: list[str]) -> int:
+    command = ["python3", "tools/gpu_ab.py", *arguments]
+    return subprocess.call(command, cwd=ROOT, env=gpu_environment())
 
 
 class Tally:
@@ -360,7 +375,7 @@ def run_pytest(paths: Sequence[str], extra: Sequence[str]) -> tuple[int, int]:
 def help_text() -> str:
     lines = ["usage: ./dev COMMAND …", ""]
     for name, (usage, text, _) in COMMANDS.items():
-        lines.append(f"  {name.rstrip('-'):10}{usage:34} {text}")
+        lines.append(f"  {name.rstrip('-'):13}{usage:34} {text}")
     lines += [
         "",
         "The first call makes .venv in the checkout and installs torch and Jali in it (a minute).",

@@ -1,9 +1,12 @@
-"""Compiles every mask leaf, and trees over them, for the GPU: python tools/nvrtc_check.py [name …]
+"""Compiles every mask leaf, and trees over them, for the GPU: ./dev kernels [name | line …]
 
 Uses NVRTC from the wheel nvidia-cuda-nvrtc; needs no GPU and no CUDA toolkit. Each case is one
 kernel that evaluates all that kernels ask of a mask; tests/nvrtc/*.cu are further cases, as they
 stand; those that say "// ptxas -O1, too" are compiled at both levels. Fails on compile errors, on
 register spills and on the compiler's C75xx notes (serialised WGMMA).
+
+A line is a kernel of its own, in the words of tests/nvrtc/bwd.h and fwd.h:
+'BACKWARD(Backward, name, BF16, 128, 128, leaf::Causal, false)'.
 """
 
 from __future__ import annotations
@@ -72,6 +75,17 @@ def mask_kernel(cpp_type: str) -> str:
     return KERNEL.format(includes=includes, type=cpp_type)
 
 
+def line_kernel(line: str) -> str:
+    """The text of what one line of tests/nvrtc makes; it may use every leaf."""
+    header = "fwd.h" if line.lstrip().startswith("FORWARD") else "bwd.h"
+    includes = [
+        f"nvrtc/{header}",
+        "cuda/kernel/stored.h",
+        *(f"mask/leaf/{s}.h" for s in leaf_stems()),
+    ]
+    return "".join(f'#include "{path}"\n' for path in includes) + line
+
+
 def cases() -> dict[str, tuple[str, list[str]]]:
     """Name -> kernel text, further options."""
     types = {stem: f"leaf::{camel(stem)}" for stem in leaf_stems()}
@@ -108,7 +122,7 @@ class Nvrtc:
             raise RuntimeError(f"{function}: {self.lib.nvrtcGetErrorString(code).decode()}")
 
     def compile(self, name: str, text: str, further: list[str]) -> tuple[str, str]:
-        """Returns (error, summary); error is empty when the kernel is good."""
+        """Returns (error, summary); error is empty when the kernels are good."""
         program = ctypes.c_void_p()
         self.call(
             "nvrtcCreateProgram",
@@ -131,32 +145,40 @@ class Nvrtc:
             *further,
         ]
         array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+        begin = time.thread_time()
         code = self.lib.nvrtcCompileProgram(program, len(options), array)
+        seconds = time.thread_time() - begin
         size = ctypes.c_size_t()
         self.call("nvrtcGetProgramLogSize", program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         self.call("nvrtcGetProgramLog", program, log)
+        if not code:
+            self.call("nvrtcGetCUBINSize", program, ctypes.byref(size))
         self.call("nvrtcDestroyProgram", ctypes.byref(program))
-        return verdict(code, log.value.decode())
+        error, summary = verdict(code, log.value.decode())
+        return error, summary and f"{summary}  {size.value / 1024:5.0f} KB  {seconds:5.2f} s"
 
 
 def verdict(code: int, log: str) -> tuple[str, str]:
-    registers = re.search(r"Used (\d+) registers", log)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    registers = re.findall(r"Used (\d+) registers", log)
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     if code:
         return f"does not compile:\n{log}", ""
     if not registers or not spills:
         return f"the compiler's report is not as expected:\n{log}", ""
-    if spills.groups() != ("0", "0"):
+    if any(found != ("0", "0") for found in spills):
         return f"spills registers:\n{log}", ""
     if "C75" in log:
         return f"the compiler notes:\n{log}", ""
-    return "", f"{registers.group(1)} registers"
+    return "", f"{max(int(r) for r in registers):3} registers"
 
 
 def main(wanted: list[str]) -> int:
     nvrtc = Nvrtc()
-    todo = {k: v for k, v in cases().items() if not wanted or any(w in k for w in wanted)}
+    lines = [w for w in wanted if "(" in w]
+    names = [w for w in wanted if w not in lines]
+    todo = {k: v for k, v in cases().items() if not wanted or any(n in k for n in names)}
+    todo |= {line: (line_kernel(line), []) for line in lines}
     begin = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside Python's lock
         results = dict(zip(todo, pool.map(lambda n: nvrtc.compile(n, *todo[n]), todo)))

@@ -1,0 +1,134 @@
+"""Compares builds of the library on one GPU: ./dev gpu-ab OLD.so NEW.so [--only NAME] [--backward]
+
+Each build has a process of its own with the Python package of this checkout; calls are timed in
+turns, in random order, since the card is bound by power and two runs behind each other differ by
+8 %. Prints medians in us, their ratio to the first build's, and minima. Cases are those of
+`./dev bench gpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_calls(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], object]]]:
+    """What makes the call of each case."""
+    import jali
+    from jali.bench import gpu
+    from torch import Tensor
+
+    cases = [(name, p, jali.CausalMask() if causal else None) for name, p, causal, _ in gpu.DENSE]
+    cases += [(name, p, mask) for name, p, mask, _ in gpu.sparse_cases()]
+
+    def maker(problem: gpu.Problem, mask: jali.Mask | None) -> Callable[[], Callable[[], object]]:
+        def call() -> Callable[[], object]:
+            there = None if mask is None else mask.to("cuda")
+
+            def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                return jali.attention(q, k, v, there, deterministic=args.deterministic)
+
+            make = gpu.backward_call if args.backward else gpu.forward_call
+            return make(attention, problem.tensors(args.backward))
+
+        return call
+
+    wanted = args.only or [""]
+    return {name: maker(p, mask) for name, p, mask in cases if any(w in name for w in wanted)}
+
+
+def work(args: argparse.Namespace) -> None:
+    """A build's process: says its cases, then for each line "NAME<tab>CALLS" the us of a call."""
+    import torch
+    from jali.bench import gpu
+
+    makers = make_calls(args)
+    print("\t".join(makers), flush=True)
+    calls: dict[str, Callable[[], object]] = {}
+    with torch.set_grad_enabled(args.backward):
+        for line in sys.stdin:
+            name, count = line.rstrip("\n").split("\t")
+            if name not in calls:
+                calls[name] = makers[name]()
+            calls[name]()
+            print(1e6 * gpu.by_events(calls[name], int(count)) / int(count), flush=True)
+
+
+class Worker:
+    """A build's process."""
+
+    def __init__(self, library: Path) -> None:
+        env = {**os.environ, "JALI_LIBRARY": str(library.resolve())}
+        env["PYTHONPATH"] = str(ROOT / "python")
+        command = [sys.executable, __file__, "--work", *sys.argv[1:]]
+        self.process = subprocess.Popen(
+            command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.cases = self.answer().split("\t")
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"a build's process ended with status {self.process.wait()}, see above")
+        return line.rstrip("\n")
+
+    def ask(self, case: str, calls: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{case}\t{calls}\n")
+        self.process.stdin.flush()
+
+    def us(self, case: str, calls: int) -> float:
+        self.ask(case, calls)
+        return float(self.answer())
+
+
+def compare(args: argparse.Namespace) -> None:
+    workers = [Worker(library) for library in args.library]
+    cases = workers[0].cases
+    if cases == [""]:
+        sys.exit(f"no case of ./dev bench gpu has one of {args.only} in its name")
+    calls: dict[str, int] = {}
+    for case in cases:  # all builds compile at the same time
+        for worker in workers:
+            worker.ask(case, 1)
+        slowest = max(float(worker.answer()) for worker in workers)
+        calls[case] = max(4, int(30e3 / slowest))  # about 30 ms: the power limit is felt
+    times: dict[tuple[int, str], list[float]] = {}
+    order = random.Random(0)
+    for _ in range(args.rounds):
+        for case in order.sample(cases, len(cases)):
+            for n in order.sample(range(len(workers)), len(workers)):
+                times.setdefault((n, case), []).append(workers[n].us(case, calls[case]))
+    print(f"{'us':30}" + "".join(f"{p.parent.name + '/' + p.name:>32}" for p in args.library))
+    for case in cases:
+        first = statistics.median(times[0, case])
+        line = f"{case:30}"
+        for n in range(len(workers)):
+            median, least = statistics.median(times[n, case]), min(times[n, case])
+            line += f"{median:14.1f} {median / first:6.3f} {least:9.1f} "
+        print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev gpu-ab", description=__doc__)
+    parser.add_argument("library", type=Path, nargs="+", help="builds of libjali_torch.so")
+    parser.add_argument("--only", action="append", help="cases with this in their name")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--backward", action="store_true", help="the backward, not the forward")
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    work(args) if args.work else compare(args)
+
+
+if __name__ == "__main__":
+    main()
