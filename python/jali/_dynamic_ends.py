@@ -60,6 +60,13 @@ def dynamic_ends(
         begin = cu[sequence.clamp(max=cu.shape[0] - 1)]
         dead = dead | (place >= cu[-1])
         segments.append(sequence[None])
+    else:
+        batches = {x.shape[0] for x in (scores, *documents, *keep_keys) if x.dim() > 1} - {1}
+        if len(batches) > 1:
+            raise ValueError(
+                f"DynamicMask: the batch dims of scores and tables are {sorted(batches)}; expected "
+                "1 or the same number of sequences"
+            )
     within = place - begin
     for table in documents:
         ids = _of_keys(table, length, sequence, count, within, "a document table")

@@ -84,7 +84,7 @@ def run(strategy: st.SearchStrategy, check: Callable, shard: int, count: int) ->
     return ran
 
 
-def attention(case: Any) -> None:
+def attention(case: Any, **more: Any) -> None:
     mask, meaning = cases.build(case["tree"])
     p = cases.problem(properties._plain(case))
     options = properties._options(case, p)
@@ -93,8 +93,14 @@ def attention(case: Any) -> None:
     accuracy.check_attention(
         mask, properties.torch.from_numpy(p.visible(meaning)), Hkv=p.Hkv, D=case["D"],
         Dv=case["Dv"], dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
-        options=options, device="cuda",
+        options=options, device="cuda", **more,
     )  # fmt: skip
+
+
+def in_order(case: Any) -> None:
+    """Deterministic, but for the gradient of a bias that sequences or KV heads may share."""
+    options = [name for name in case["options"] if name != "bias"]
+    attention(case | {"options": options}, deterministic=True)
 
 
 def varlen(case: Any) -> None:
@@ -110,6 +116,11 @@ def varlen(case: Any) -> None:
 @pytest.mark.parametrize("shard", SHARDS)
 def test_attention(shard: int, record_property: Callable) -> None:
     record_property("cases", run(attention_cases(), attention, shard, STRUCTURES))
+
+
+@pytest.mark.parametrize("shard", range(100, 116))
+def test_deterministic(shard: int, record_property: Callable) -> None:
+    record_property("cases", run(attention_cases(), in_order, shard, 3))
 
 
 @pytest.mark.parametrize("shard", SHARDS)

@@ -334,6 +334,8 @@ def test_selection_of_cuda_tensors_says_what_was_wrong():
     wrong = torch.zeros(2, 16, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"a document table has shape \[2, 16\].*\[B\|1, 17\]"):
         dynamic_ends(scores, [wrong], [], None, 4, True)
+    with pytest.raises(ValueError, match=r"batch dims of scores and tables are \[2, 3\]"):
+        dynamic_ends(scores, [torch.zeros(3, 17, dtype=torch.int32)], [], None, 4, True)
     cu = torch.tensor([0, 5, 17], dtype=torch.int32)
     with pytest.raises(ValueError, match=r"expected packed \[H, 17\]"):
         dynamic_ends(scores, [], [], cu, 4, True)
