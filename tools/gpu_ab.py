@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from jali.bench.timing import in_turns
 
 
 def make_calls(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], object]]]:
@@ -67,7 +67,6 @@ class Worker:
 
     def __init__(self, library: Path) -> None:
         env = {**os.environ, "JALI_LIBRARY": str(library.resolve())}
-        env["PYTHONPATH"] = str(ROOT / "python")
         command = [sys.executable, __file__, "--work", *sys.argv[1:]]
         self.process = subprocess.Popen(
             command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -87,6 +86,7 @@ class Worker:
         self.process.stdin.flush()
 
     def us(self, case: str, calls: int) -> float:
+        """Of one call."""
         self.ask(case, calls)
         return float(self.answer())
 
@@ -96,25 +96,19 @@ def compare(args: argparse.Namespace) -> None:
     cases = workers[0].cases
     if cases == [""]:
         sys.exit(f"no case of ./dev bench gpu has one of {args.only} in its name")
-    calls: dict[str, int] = {}
-    for case in cases:  # all builds compile at the same time
-        for worker in workers:
-            worker.ask(case, 1)
-        slowest = max(float(worker.answer()) for worker in workers)
-        calls[case] = max(4, int(30e3 / slowest))  # about 30 ms: the power limit is felt
-    times: dict[tuple[int, str], list[float]] = {}
-    order = random.Random(0)
-    for _ in range(args.rounds):
-        for case in order.sample(cases, len(cases)):
-            for n in order.sample(range(len(workers)), len(workers)):
-                times.setdefault((n, case), []).append(workers[n].us(case, calls[case]))
     print(f"{'us':30}" + "".join(f"{p.parent.name + '/' + p.name:>32}" for p in args.library))
     for case in cases:
-        first = statistics.median(times[0, case])
+        for worker in workers:  # all builds compile at the same time
+            worker.ask(case, 1)
+        slowest = max(float(worker.answer()) for worker in workers)
+        calls = max(4, int(30e3 / slowest))  # about 30 ms: the power limit is felt
+        rivals = {str(n): partial(w.us, case, calls) for n, w in enumerate(workers)}
+        times = in_turns(rivals, args.rounds, seconds=lambda us, _: us())
+        first = statistics.median(times["0"])
         line = f"{case:30}"
-        for n in range(len(workers)):
-            median, least = statistics.median(times[n, case]), min(times[n, case])
-            line += f"{median:14.1f} {median / first:6.3f} {least:9.1f} "
+        for found in times.values():
+            median = statistics.median(found)
+            line += f"{median:14.1f} {median / first:6.3f} {min(found):9.1f} "
         print(line, flush=True)
 
 

@@ -23,7 +23,19 @@ def interleaved(
     warmups: int = 1,
     seconds: Callable[[Callable[[], object], int], float] = by_wall_clock,
 ) -> dict[str, float]:
-    """Median seconds of one call of each rival.
+    """Median seconds of one call of each rival; see `in_turns`."""
+    times = in_turns(rivals, rounds, calls, warmups, seconds)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def in_turns(
+    rivals: Mapping[str, Callable[[], object]],
+    rounds: int,
+    calls: int = 1,
+    warmups: int = 1,
+    seconds: Callable[[Callable[[], object], int], float] = by_wall_clock,
+) -> dict[str, list[float]]:
+    """Seconds of one call of each rival, round by round.
 
     Args:
         rivals: functions by name.
@@ -39,4 +51,4 @@ def interleaved(
             taken = seconds(rivals[name], calls)
             if n >= warmups:
                 times[name].append(taken / calls)
-    return {name: statistics.median(t) for name, t in times.items()}
+    return times
