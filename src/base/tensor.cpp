@@ -67,16 +67,14 @@ std::string shape_text(const TensorView& t) {
   return text + "]";
 }
 
-bool is_on(const TensorView& t, DeviceType device, int index) {
-  return t.device == device && (device == DeviceType::kCPU || t.device_index == index);
-}
-
-void check_device(const char* name, const TensorView& t, DeviceType device, int index) {
-  if (is_on(t, device, index)) return;
+void check_device(const char* name, const TensorView& t, DeviceType device, int index,
+                  const char* leaf) {
+  if (t.device == device && (device == DeviceType::kCPU || t.device_index == index)) return;
   auto place = [](DeviceType type, int at) {
     return type == DeviceType::kCPU ? std::string("the CPU") : "GPU " + std::to_string(at);
   };
-  throw Error(Error::Kind::kType, std::string(name) + " is on " + place(t.device, t.device_index) +
+  const std::string of = leaf ? std::string(leaf) + ": " : "";
+  throw Error(Error::Kind::kType, of + name + " is on " + place(t.device, t.device_index) +
                                       ", the call's tensors on " + place(device, index) +
                                       "; move it there with .to()");
 }

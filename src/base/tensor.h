@@ -12,9 +12,9 @@ std::int64_t dtype_bytes(DType dtype);
 /// "[2, 8, 128, 64]", for messages.
 std::string shape_text(const TensorView& t);
 
-bool is_on(const TensorView& t, DeviceType device, int index);
-/// Throws unless the tensor is on that device.
-void check_device(const char* name, const TensorView& t, DeviceType device, int index);
+/// Throws unless the tensor, of a leaf if one is named, is on that device.
+void check_device(const char* name, const TensorView& t, DeviceType device, int index,
+                  const char* leaf = nullptr);
 
 template <class T>
 T* data_of(const TensorView& t) {

@@ -53,9 +53,7 @@ const TensorView& Binder::take_table(const char* name, DType dtype) {
                dtype_name(dtype));
   }
   const Shape& s = context_.shape;
-  if (!is_on(table, s.device, s.device_index)) {
-    check_device((std::string(leaf_) + ": " + name).c_str(), table, s.device, s.device_index);
-  }
+  check_device(name, table, s.device, s.device_index, leaf_);
   return table;
 }
 

@@ -174,8 +174,8 @@ std::int64_t take_scalar(BindContext& context, const char* what) {
 }
 const TensorView& take_table(BindContext& context, const char* what) {
   if (context.tables == context.tables_end) value_error("predicate: no table left for ", what);
-  check_device((std::string("predicate: ") + what).c_str(), *context.tables, context.shape.device,
-               context.shape.device_index);
+  check_device(what, *context.tables, context.shape.device, context.shape.device_index,
+               "predicate");
   return *context.tables++;
 }
 
