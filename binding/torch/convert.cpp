@@ -9,48 +9,32 @@
 namespace jali::binding {
 namespace {
 
+struct TypePair {
+  ScalarType torch;
+  DType jali;
+};
+constexpr TypePair kTypes[] = {
+    {ScalarType::Double, DType::kF64},    {ScalarType::Float, DType::kF32},
+    {ScalarType::BFloat16, DType::kBF16}, {ScalarType::Half, DType::kF16},
+    {ScalarType::Long, DType::kI64},      {ScalarType::Int, DType::kI32},
+    {ScalarType::Bool, DType::kBool},     {ScalarType::Char, DType::kBool},  // tile classes: bytes
+};
+
 DType dtype_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::Double:
-      return DType::kF64;
-    case ScalarType::Float:
-      return DType::kF32;
-    case ScalarType::BFloat16:
-      return DType::kBF16;
-    case ScalarType::Half:
-      return DType::kF16;
-    case ScalarType::Long:
-      return DType::kI64;
-    case ScalarType::Int:
-      return DType::kI32;
-    case ScalarType::Char:  // tile classes: bytes
-    case ScalarType::Bool:
-      return DType::kBool;
-    default:
-      throw Error(Error::Kind::kType,
-                  std::string("jali takes tensors of float64, float32, bfloat16, float16, int64, "
-                              "int32 or bool, got ") +
-                      toString(type) + "; convert it with .to(dtype)");
+  for (const TypePair& pair : kTypes) {
+    if (pair.torch == type) return pair.jali;
   }
+  throw Error(Error::Kind::kType,
+              std::string("jali takes tensors of float64, float32, bfloat16, float16, int64, "
+                          "int32 or bool, got ") +
+                  toString(type) + "; convert it with .to(dtype)");
 }
 
+/// The first one of those that dtype_of takes for `type`.
 ScalarType scalar_type_of(DType type) {
-  switch (type) {
-    case DType::kF64:
-      return ScalarType::Double;
-    case DType::kF32:
-      return ScalarType::Float;
-    case DType::kBF16:
-      return ScalarType::BFloat16;
-    case DType::kF16:
-      return ScalarType::Half;
-    case DType::kI64:
-      return ScalarType::Long;
-    case DType::kI32:
-      return ScalarType::Int;
-    default:
-      return ScalarType::Bool;
-  }
+  const TypePair* pair = kTypes;
+  while (pair->jali != type) ++pair;
+  return pair->torch;
 }
 
 Tensor empty_strided(std::int64_t rank, const std::int64_t* shape, const std::int64_t* strides,

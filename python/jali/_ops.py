@@ -213,7 +213,7 @@ def _split(q: Tensor, k: Tensor, v: Tensor, given: Given) -> tuple[Any, ...]:
 def _join(numbers: Given, names: Sequence[str], tensors: Sequence[Tensor]) -> Given:
     if not tensors:
         return numbers
-    if not names:
+    if not names:  # PERF: of most masks with tables
         return {**numbers, "tables": tensors}
     given = {**numbers, **dict(zip(names, tensors))}
     if len(tensors) > len(names):

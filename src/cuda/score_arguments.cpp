@@ -37,16 +37,14 @@ ScoreOptions score_options(const AttentionProblem& p) {
 
 std::string text_of(const ScoreOptions& o) {
   auto flag = [](bool x) { return x ? "true" : "false"; };
-  constexpr const char* kTypes[] = {"BiasType(0)", "BiasType(1)", "BiasType(2)"};
-  auto type = [&](BiasType t) { return kTypes[static_cast<int>(t)]; };
+  auto type = [](BiasType t) { return "BiasType(" + std::to_string(static_cast<int>(t)) + ")"; };
   std::string text;
   text.reserve(128);
-  text += "ScoreOptions{";
-  for (const char* part : {flag(o.any_scale), flag(o.softcap), type(o.bias), flag(o.bias_pairs),
-                           type(o.key_bias), flag(o.alibi), flag(o.sinks)}) {
-    text.append(part).append(", ");
-  }
-  return text.append(flag(o.dropout)).append("}");
+  text.append("ScoreOptions{").append(flag(o.any_scale)).append(", ").append(flag(o.softcap));
+  text.append(", ").append(type(o.bias)).append(", ").append(flag(o.bias_pairs));
+  text.append(", ").append(type(o.key_bias)).append(", ").append(flag(o.alibi));
+  text.append(", ").append(flag(o.sinks)).append(", ").append(flag(o.dropout)).append("}");
+  return text;
 }
 
 ScoreArgs score_arguments(Call& call) {
