@@ -19,6 +19,15 @@ def inputs(L: int = 500, H: int = 4, D: int = 64, dtype: torch.dtype = torch.bfl
     return [torch.randn(2, H, L, D, device="cuda", dtype=dtype) for _ in range(3)]
 
 
+def one_sequence(heads: int, length: int, D: int) -> list:
+    """q, k, v that want gradients."""
+    shape = (1, heads, length, D)
+    return [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+
+
 def documents(L: int = 500) -> torch.Tensor:
     return (torch.arange(L, device="cuda") // 90).int()[None]
 
@@ -47,10 +56,7 @@ def test_repeats_are_bitwise_equal() -> None:
 def test_sums_of_many_heads_keep_their_order(heads: int, D: int) -> None:
     """Key tiles add to dq in turns, and a turn is over when its additions are made: 1 call of 400
     differed where only the copy engine had said so."""
-    tensors = [
-        torch.randn(1, heads, 1024, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(3)
-    ]
+    tensors = one_sequence(heads, 1024, D)
     for mask in (None, jali.CausalMask()):
         out = jali.attention(*tensors, mask, deterministic=True)
         dout = torch.randn_like(out)
@@ -65,10 +71,7 @@ def test_sums_of_many_heads_keep_their_order(heads: int, D: int) -> None:
 def test_sums_are_rounded_when_they_are_complete(heads: int, length: int, D: int) -> None:
     """Whole lines of dq came out as zeros, in 3 of 4 calls with 193 heads, where key tiles were
     counted before what they had added was there for others."""
-    tensors = [
-        torch.randn(1, heads, length, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for _ in range(3)
-    ]
+    tensors = one_sequence(heads, length, D)
     ordered = jali.attention(*tensors, deterministic=True)
     dout = torch.randn_like(ordered)
     expected = torch.autograd.grad(ordered, tensors[0], dout)[0]

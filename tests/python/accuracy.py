@@ -36,7 +36,6 @@ from torch import Tensor
 from tests.python import oracle
 
 _C = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-5, torch.float16: 1e-5}
-_REFERRED = _C.keys() - {torch.float64}  # dtypes with refs
 _FEW = 200  # elements or cells: the largest error among them is a matter of luck
 _LEARNT = ("q", "k", "v", "bias", "key_bias", "sinks")  # the inputs with a gradient
 _ALIBI = torch.float32  # the slopes' dtype whatever q's
@@ -50,7 +49,8 @@ def allowed_error(truth: Tensor, refs: Sequence[Tensor], dtype: torch.dtype, tim
     truth = truth.detach().double()
     seen = truth != -torch.inf
     worst = max((_largest((x.detach().double() - truth)[seen]) for x in refs), default=0.0)
-    return _C[dtype] * (1 + _largest(truth[seen])) + (times * worst if dtype in _REFERRED else 0)
+    little = _C[dtype] * (1 + _largest(truth[seen]))
+    return little if dtype == torch.float64 else little + times * worst
 
 
 def _largest(x: Tensor) -> float:
