@@ -10,10 +10,12 @@ i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
 
 Strides strides_of(const HeadView& view) { return {view.stride_b, view.stride_h, view.stride_l}; }
 
-/// What the kernels are compiled for; they have no loads of pairs of floats.
-ScoreOptions backward_options(const AttentionProblem& p) {
+/// What the kernels are compiled for; they have no loads of pairs of floats. PERF: nor, beside turns, of
+/// eights where the gradient is wanted: that would spill.
+ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& grads) {
   ScoreOptions options = score_options(p);
   options.bias_pairs &= options.bias == BiasType::kHalf;
+  options.bias_eights &= !(p.deterministic && grads.dbias.given());
   return options;
 }
 
@@ -63,7 +65,7 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& gra
   if (!fit.reason.empty()) return fit;
   if (!fits_dims(rounded(p.D), rounded(p.Dv))) {
     fit.reason = std::string(file()) + " takes other head dims, the largest 256";
-  } else if (!fits_options(rounded(p.D), rounded(p.Dv), backward_options(p),
+  } else if (!fits_options(rounded(p.D), rounded(p.Dv), backward_options(p, grads),
                            bias_gradients(p, grads))) {
     fit.reason = std::string(file()) + " leaves such options to another kernel";
   } else if (p.deterministic && !cells_in_order(p, grads)) {
@@ -80,7 +82,7 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& gra
 
 std::vector<KernelText> BackwardSm90Launch::texts(const AttentionProblem& p,
                                                   const BackwardViews& grads) const {
-  const BackwardTile tile = this->tile(rounded(p.D), rounded(p.Dv));
+  const BackwardTile tile = this->tile(rounded(p.D), rounded(p.Dv), backward_options(p, grads));
   std::vector<KernelText> all = {text(p, grads)};
   if (has_maps(p)) {
     all.push_back(map_text(tile.rows, tile.keys, true));
@@ -91,7 +93,7 @@ std::vector<KernelText> BackwardSm90Launch::texts(const AttentionProblem& p,
 
 KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardViews& grads) const {
   const char* const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16";
-  const ScoreOptions options = backward_options(p);
+  const ScoreOptions options = backward_options(p, grads);
   const BiasGradients wanted = bias_gradients(p, grads);
   const i32 D = rounded(p.D), Dv = rounded(p.Dv);
   const bool deterministic = p.deterministic;
@@ -131,7 +133,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
                              const BackwardViews& grads) const {
   const AttentionProblem& p = call.problem();
   const i32 D = rounded(p.D), Dv = rounded(p.Dv);
-  const BackwardTile tile = this->tile(D, Dv);
+  const BackwardTile tile = this->tile(D, Dv, backward_options(p, grads));
   const KernelText module = text(p, grads);
   const Kernel& main =
       call.kernel(module, "backward", tile.shared_bytes, [&] { return texts(p, grads); });
@@ -162,7 +164,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   if (p.documents) a.last = min_of(max_of(a.last, 8), a.heads);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
-  a.lse_factor = adjusts_products(backward_options(p)) ? -kLog2E : static_cast<float>(-1 / p.scale);
+  a.lse_factor =
+      adjusts_products(backward_options(p, grads)) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
   const bool maps = has_maps(p);
   a.even = !maps && !p.mask->trivial();

@@ -30,7 +30,7 @@ BiasGradients bias_gradients(const AttentionProblem& p, const BackwardViews& gra
     const bool alone = (d.stride_b != 0 || p.B == 1) && d.head_div == 1;
     wanted.cells = !alone                   ? CellGradient::kAdd
                    : d.dtype == DType::kF32 ? CellGradient::kFloat
-                   : in_pairs(d)            ? CellGradient::kPairs
+                   : in_groups(d, 2)        ? CellGradient::kPairs
                                             : CellGradient::kHalf;
   }
   wanted.keys = over_keys(d) || grads.dkey_bias.given();

@@ -14,12 +14,12 @@ BiasType type_of(DType dtype, bool given) {
 
 }  // namespace
 
-bool in_pairs(const CellView& cells) {
-  const i64 pair = 2 * (cells.dtype == DType::kF32 ? 4 : 2);
+bool in_groups(const CellView& cells, i64 count) {
+  const i64 bytes = count * (cells.dtype == DType::kF32 ? 4 : 2);
   const bool strides =
-      cells.stride_b % 2 == 0 && cells.stride_h % 2 == 0 && cells.stride_i % 2 == 0;
-  return cells.given() && cells.stride_j == 1 && cells.num_keys % 2 == 0 && strides &&
-         reinterpret_cast<u64>(cells.data) % pair == 0;
+      cells.stride_b % count == 0 && cells.stride_h % count == 0 && cells.stride_i % count == 0;
+  return cells.given() && cells.stride_j == 1 && cells.num_keys % count == 0 && strides &&
+         reinterpret_cast<u64>(cells.data) % bytes == 0;
 }
 
 ScoreOptions score_options(const AttentionProblem& p) {
@@ -27,7 +27,8 @@ ScoreOptions score_options(const AttentionProblem& p) {
   o.any_scale = !(p.scale > 1e-20);  // kernels divide by others
   o.softcap = p.softcap > 0;
   o.bias = type_of(p.bias.dtype, p.bias.given());
-  o.bias_pairs = in_pairs(p.bias);
+  o.bias_pairs = in_groups(p.bias, 2);
+  o.bias_eights = o.bias == BiasType::kHalf && in_groups(p.bias, 8);
   o.key_bias = type_of(p.key_bias.dtype, p.key_bias.given());
   o.alibi = p.alibi_slopes != nullptr;
   o.sinks = p.sinks.given();
@@ -42,6 +43,7 @@ std::string text_of(const ScoreOptions& o) {
   text.reserve(128);
   text.append("ScoreOptions{").append(flag(o.any_scale)).append(", ").append(flag(o.softcap));
   text.append(", ").append(type(o.bias)).append(", ").append(flag(o.bias_pairs));
+  text.append(", ").append(flag(o.bias_eights));
   text.append(", ").append(type(o.key_bias)).append(", ").append(flag(o.alibi));
   text.append(", ").append(flag(o.sinks)).append(", ").append(flag(o.dropout)).append("}");
   return text;

@@ -9,8 +9,8 @@
 namespace jali::cuda {
 
 ScoreOptions score_options(const AttentionProblem& problem);
-/// Whether keys 2 n and 2 n + 1 of a row can be loaded and stored as one word.
-bool in_pairs(const CellView& cells);
+/// Whether `count` keys of a row, the first one a multiple of it, can be loaded and stored as one.
+bool in_groups(const CellView& cells, i64 count);
 /// As a C++ expression.
 std::string text_of(const ScoreOptions& options);
 /// May launch what brings the sinks and the seed into the form that kernels read.

@@ -46,6 +46,30 @@ def test_every_shape_of_a_bias(shape: tuple, D: int) -> None:
     check(D, {"bias": draw(*shape), "softcap": 1.5, "sinks": draw(Hq)}, torch.float16)
 
 
+@pytest.mark.parametrize("D", [64, 96, 128, 256])
+@pytest.mark.parametrize("heads", [Hq, Hkv, 1])
+@pytest.mark.parametrize("rows, keys", [(300, 648), (1, 648), (300, 8), (2500, 264)])
+def test_a_bias_eight_keys_at_a_time(rows: int, keys: int, heads: int, D: int) -> None:
+    """Its rows are aligned: it goes by way of shared memory. No mask, a light one, a heavy one."""
+    everything = torch.ones(B, Hq, rows, keys, dtype=torch.bool)
+    causal = everything.tril(keys - rows)
+    ids = (torch.arange(keys) // 250).int()[None]
+    where = (torch.arange(rows) + keys - rows).clamp(0, keys - 1)
+    same = ids[0, where][:, None] == ids[0]
+    for n, (mask, visible) in enumerate(
+        (
+            (None, everything),
+            (jali.CausalMask(), causal),
+            (jali.CausalMask() & jali.DocumentMask(ids[:, where], ids), causal & same),
+        )
+    ):
+        check_attention(
+            mask, visible, Hkv=Hkv, D=D, dtype=(torch.bfloat16, torch.float16)[n % 2],
+            options={"bias": draw(B, heads, rows, keys)}, device="cuda",
+            deterministic=heads == Hq,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("shape", KEY_BIASES, ids=str)
 def test_every_shape_of_a_key_bias(shape: tuple, D: int) -> None:

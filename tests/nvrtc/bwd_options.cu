@@ -18,6 +18,9 @@ BACKWARD_OPTIONS(Backward, row_bias, BF16, 64, 64, leaf::Causal, false, (.sinks 
 BACKWARD_OPTIONS(Backward, dropout, BF16, 128, 128, leaf::Causal, true, (.dropout = true), ())
 BACKWARD_OPTIONS(Backward, bias_pairs, BF16, 128, 128, leaf::Causal, false,
                  (.bias = BiasType::kHalf, .bias_pairs = true), (.cells = CellGradient::kPairs))
+BACKWARD_OPTIONS(Backward, bias_eights, FP16, 128, 128, Streaming, false,
+                 (.bias = BiasType::kHalf, .bias_pairs = true, .bias_eights = true),
+                 (.cells = CellGradient::kPairs))
 BACKWARD_OPTIONS(Backward, bias_pairs_64, FP16, 64, 64, Streaming, false,
                  (.bias = BiasType::kHalf, .bias_pairs = true), (.cells = CellGradient::kPairs))
 BACKWARD_OPTIONS(BackwardWide, bias, BF16, 128, 128, leaf::Causal, false, (.bias = BiasType::kHalf),

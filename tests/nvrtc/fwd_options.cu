@@ -4,6 +4,8 @@
 FORWARD(softcap, BF16, 128, 128, leaf::Causal, .softcap = true)
 FORWARD(any_scale, BF16, 128, 128, leaf::Causal, .any_scale = true)
 FORWARD(bias, BF16, 128, 128, leaf::Causal, .bias = BiasType::kHalf)
+FORWARD(bias_eights, BF16, 128, 128, leaf::Causal, .bias = BiasType::kHalf, .bias_pairs = true,
+        .bias_eights = true)
 FORWARD(bias_pairs, BF16, 64, 64, NoMask, .bias = BiasType::kFloat, .bias_pairs = true)
 FORWARD(alibi_sinks, FP16, 128, 128, leaf::Causal, .alibi = true, .sinks = true)
 FORWARD(key_bias, BF16, 192, 192, leaf::Causal, .key_bias = BiasType::kFloat)

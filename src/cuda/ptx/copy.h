@@ -35,6 +35,15 @@ JALI_DEVICE void copy_or_clear(u32 shared, const void* global, bool condition) {
                "r"(condition ? 16 : 0)
                : "memory");
 }
+/// Begins one of the first `bytes` of 16, the others become zeros, if `condition`. Predicated, not branched,
+/// as barrier_arrive_if.
+JALI_DEVICE void copy_some_if(u32 shared, u64 global, i32 bytes, bool condition) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n"
+      "@p cp.async.cg.shared.global [%0], [%1], 16, %2;\n}" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(static_cast<i32>(condition))
+      : "memory");
+}
 /// Makes a group of those that this thread began since the last one.
 JALI_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /// Until all but the newest `kGroups` groups of this thread are there.

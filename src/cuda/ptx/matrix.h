@@ -43,6 +43,19 @@ JALI_DEVICE void store_matrices(u32 shared, const u32* w) {
                "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                : "memory");
 }
+JALI_DEVICE void load_matrices(u32 shared, u32 (&w)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared)
+               : "memory");
+}
+/// Of the transposes: rows 2 (lane % 4) and the next, column lane / 4.
+JALI_DEVICE void load_transposed(u32 shared, u32 (&w)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared)
+               : "memory");
+}
 /// The transpose of an 8 x 8 matrix of 16-bit numbers: a lane has row lane / 4, columns 2 (lane % 4) and
 /// the next.
 JALI_DEVICE u32 transpose_matrix(u32 word) {

@@ -55,6 +55,8 @@ struct BackwardTiles {
   static constexpr i32 kK = 0, kV = kK + kKBytes, kQ = kV + kVBytes, kO = kQ + kStages * kQBytes;
   static constexpr i32 kRest = kO + kStages * kOBytes;
   static constexpr i32 kStats = kRest + kRestBytes;
+  // A bias over rows and keys goes by way of the variant's own memory.
+  static constexpr bool kStagesBias = kRows < kKeys && kOptions.bias_eights;
   // Under a mask there are cells to look up, and maps, unless the loader classifies row tiles itself. PERF:
   // a kernel less to launch, before all others.
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
@@ -68,7 +70,9 @@ struct BackwardTiles {
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
   // PERF: not turns of tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09.
   static constexpr bool kTells = !kFinds && !(kOrdered && kKeys == 64);
-  static constexpr i32 kRowWarps = 3 - kFinders - kTells, kStagesEach = kRowStages / kRowWarps;
+  // PERF: beside a bias in shared memory, which takes half of the stages, one: ptxas spills with one stage each.
+  static constexpr i32 kRowWarps = kStagesBias ? 1 : 3 - kFinders - kTells;
+  static constexpr i32 kStagesEach = kRowStages / kRowWarps;
   static constexpr i32 kCountingWarps = kRowWarps + kTells + kConsumerWarps;  // beside the loader
   static constexpr i32 kCellBytes = kRows * kKeys / 8;                        // of a tile
   static constexpr i32 kCellSlots = cuda::kBackwardCellSlots<kKeys>;
@@ -97,6 +101,7 @@ struct BackwardTiles {
     i32 flags, number;  // of the row tile among all (dq_sum)
     i32 row, h;         // its first row, its query head
     i32 turn;           // kOrdered: key tiles that add to its dq before this one
+    u64 bias;           // kStagesBias: address of the head's
   };
   struct alignas(8) Item {  // a key tile
     Frame f;
@@ -108,6 +113,7 @@ struct BackwardTiles {
   struct Head {             // the query head that the loader is at
     i32 h, base, key_tile;  // base: number of its first row tile
     const u64* row_words;   // kOrdered: its lines of the map
+    u64 bias;               // kStagesBias
   };
   /// Written by the loader; items: 4, so that the one in use is never the one written.
   struct Notes {
@@ -401,7 +407,8 @@ struct BackwardTiles {
       auto visit_head = [&](const Item& item, const Frame& f) {
         const i32 row_line = a.seq.cut() ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
         const Head head{f.h, f.h * a.row_tiles + item.row_tile, item.key / kKeys,
-                        kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr};
+                        kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr,
+                        kStagesBias ? Scores::StagedBias::of_head(a.scores.bias, f) : 0};
         loader.prepare(head);
         const bool last_head = f.h == item.f.h + a.seq.group - 1;
         auto visit = [&](i32 t, bool partial, bool more, bool last) {
@@ -410,7 +417,7 @@ struct BackwardTiles {
           const volatile Head& at = loader.notes->head;
           i32 turn = at.key_tile;
           if (kOrdered && kMapped) turn = turn_of(at.row_words + i64{t} * a.row_map.words, turn);
-          const Note note = {flags, at.base + t, t * kRows, at.h, turn};
+          const Note note = {flags, at.base + t, t * kRows, at.h, turn, kStagesBias ? at.bias : 0};
           if (lane == 0) loader.send(loader.prepared(loader.items, !first), note);
           first = false;
         };

@@ -5,6 +5,8 @@
 // turns it into log2(e).
 #pragma once
 
+#include "cuda/ptx/copy.h"
+#include "cuda/ptx/matrix.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/tile/scores.h"
 
@@ -132,6 +134,55 @@ struct CellBias {
       }
       if (j + kAhead < kBlocks) load<kClamps>(j + kAhead);
     }
+  }
+};
+
+/// A bias over rows and keys, eight keys at a time by way of shared memory: [16 rows of a warp][kKeys], 16
+/// bytes of row r where these are ^ r % 8. A warp copies its own rows.
+template <class T, cuda::ScoreOptions kOptions, i32 kKeys>
+struct StagedBias {
+  static constexpr i32 kRowBytes = 2 * kKeys;
+  u64 line[2];  // addresses of the rows that this lane copies
+
+  /// For row i of the frame, and the row 8 behind it.
+  JALI_DEVICE void open(const cuda::Scores<T, kOptions>& scores, i32 i) {
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) {
+      line[e] = reinterpret_cast<u64>(scores.a.bias.data) + scores.bias_row(i + 8 * e) * 2;
+    }
+  }
+  /// Begins to copy keys from `first` on, if `condition`.
+  JALI_DEVICE void copy(const cuda::BiasTable& t, u32 shared, i32 first, i32 lane,
+                        bool condition) const {
+    const i32 row = lane / 4, eight = lane % 4, key = first + 8 * eight;
+#pragma unroll
+    for (i32 k = 0; k < kKeys / 32; ++k) {
+      const i32 bytes = clamp_to(2 * (t.keys - key) - 64 * k, 0, 16);
+      const u32 to = shared + row * kRowBytes + ((eight + 4 * k ^ row) << 4);
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        ptx::copy_some_if(to + e * 8 * kRowBytes, line[e] + i64{key} * 2 + 64 * k, bytes,
+                          condition);
+      }
+    }
+    ptx::copy_commit();
+  }
+  /// Waits for what was copied, and adds it. Then the next may be.
+  JALI_DEVICE void add(float (&s)[kKeys / 2], float factor, u32 shared, i32 lane) const {
+    ptx::copy_wait<0>();
+    __syncwarp();
+    const u32 row = shared + (lane % 8 + (lane & 8)) * kRowBytes;
+#pragma unroll
+    for (i32 j = 0; j < kKeys / 8; j += 2) {
+      u32 w[4];
+      ptx::load_matrices(row + ((j + lane / 16 ^ lane % 8) << 4), w);
+#pragma unroll
+      for (i32 n = 0; n < 8; ++n) {
+        float& at = s[4 * j + n];
+        at = __fmaf_rn(T::value(static_cast<u16>(w[n / 2] >> n % 2 * 16)), factor, at);
+      }
+    }
+    __syncwarp();
   }
 };
 

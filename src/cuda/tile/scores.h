@@ -15,7 +15,8 @@ struct ScoreOptions {
   bool any_scale = false;  // the scale may be zero or negative
   bool softcap = false;
   BiasType bias = BiasType::kNone;
-  bool bias_pairs = false;  // keys 2 n and 2 n + 1 of a row of `bias` can be loaded as one
+  bool bias_pairs = false;   // keys 2 n and 2 n + 1 of a row of `bias` can be loaded as one
+  bool bias_eights = false;  // of kHalf, besides: keys 8 n to 8 n + 7
   BiasType key_bias = BiasType::kNone;
   bool alibi = false, sinks = false, dropout = false;
 

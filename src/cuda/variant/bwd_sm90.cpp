@@ -14,7 +14,9 @@ class BackwardSm90 final : public BackwardSm90Launch {
                     const BiasGradients& wanted) const override {
     return backward_fits_options(D, Dv, options, wanted);
   }
-  BackwardTile tile(i32 D, i32 Dv) const override { return backward_tile(D, Dv); }
+  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options) const override {
+    return backward_tile(D, Dv, options);
+  }
   double cost() const override { return 1; }
 };
 

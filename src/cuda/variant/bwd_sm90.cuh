@@ -60,14 +60,19 @@ JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& 
          (options.bias == BiasType::kNone || (pairs && !beside)) &&
          !(narrow && (options.softcap || options.dropout || wanted.keys));
 }
-JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv) {
+/// Shared memory for a bias over rows and keys. PERF: beside row tiles of 128 there is none.
+JALI_HD constexpr i32 backward_bias_bytes(i32 D, i32 Dv, const ScoreOptions& options) {
+  return options.bias_eights && (D > 64 || Dv > 64) ? 2 * 64 * 128 : 0;
+}
+JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& options) {
   const bool narrow = D <= 64 && Dv <= 64;
   const i32 keys = 128, rows = narrow ? 128 : 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)      // K, V; Q, dO
                     + 2 * 2 * rows * keys + 4 * rows * dim     // dS, dQ
                     + (narrow ? 64 * rows + 1024 : 16 * rows)  // statistics; ones
-                    + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes;
+                    + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes +
+                    backward_bias_bytes(D, Dv, options);
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, keys, rows * dim, stages, shared, 384, 40, 232};
@@ -86,13 +91,16 @@ using namespace ptx;
 template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false,
           ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{}>
 struct Backward {
-  static constexpr BackwardTile kTile = backward_tile(kD, kDv);
+  static constexpr BackwardTile kTile = backward_tile(kD, kDv, kOptions);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kDsBytes = kRows * kKeys * 2;
   // PERF: not beside options, for which registers would be too few; D128 is 3 % slower so.
   static constexpr bool kMatrices = kRows == 128 && !kOptions.adjusts() && !kOptions.dropout;
-  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 2 * kDsBytes + kTile.dq_floats * 4,
+  static constexpr i32 kBiasAt = 2 * kDsBytes + kTile.dq_floats * 4;
+  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys,
+                                    kBiasAt + backward_bias_bytes(kD, kDv, kOptions),
                                     kTile.row_stages, M, kOrdered, kOptions, kWanted, kMatrices>;
+  static constexpr bool kStagesBias = Tiles::kStagesBias;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
@@ -119,6 +127,9 @@ struct Backward {
   JALI_DEVICE static u32 dq_buffer(const Shared& sm, i32 warp) {
     return sm.rest() + 2 * kDsBytes + warp * 4096;
   }
+  JALI_DEVICE static typename Scores::StagedBias bias(const Shared& sm, i32 warp) {
+    return {sm.rest() + kBiasAt + warp * Scores::StagedBias::kBytes};
+  }
   JALI_DEVICE static u32 ds_full(const Shared& sm, u32 buffer) { return sm.own(buffer); }
   JALI_DEVICE static u32 ds_empty(const Shared& sm, u32 buffer) { return sm.own(2 + buffer); }
 
@@ -126,9 +137,10 @@ struct Backward {
   enum class Sees : u8 { kAll, kSome, kNothing };
   // Nothing is multiplied for a warpgroup whose keys see nothing of a partial tile. Not where gradients
   // of cells are stored; nor where row tiles are as long as key tiles: diagonals seldom leave such halves.
-  // PERF: nor beside a bias over rows and keys, for which registers are too few.
+  // PERF: nor beside a bias over rows and keys, for which registers are too few. Without a mask there is nothing
+  // to skip, but a full step is 2 % shorter: ptxas keeps an address that it computed anew.
   static constexpr bool kSkips =
-      Tiles::kMasked && !kWanted.per_tile() && kRows < kKeys && kOptions.bias == BiasType::kNone;
+      !kWanted.per_tile() && kRows < kKeys && kOptions.bias == BiasType::kNone;
 
   struct Consumer {
     const BackwardArgs& a;
@@ -179,20 +191,35 @@ struct Backward {
       u64 seed;
     };
     JALI_DEVICE void look_ahead(Next& next) {
-      if constexpr (!kPrepares) return;
       const Item& item = notes->item[(items() - 1) % 4];
       next.at = Tiles::place(item, Note{}, first_key(), lane);
       if constexpr (kOptions.dropout) next.seed = *a.scores.seed;
     }
-    /// Begins to load or draw what the row tile that comes next needs, if it is of the same key tile.
+    /// Begins to load or draw what the row tile needs whose row and head are given.
     JALI_DEVICE void prepare(Next& next, i32 row, i32 h) {
-      if constexpr (!kPrepares) return;
-      if (flags & Tiles::kEnd) row = h = 0;
       next.at.row += row;
       next.at.f.h = h;
       if constexpr (Scores::kAdds) added.load(a, next.at, opaque(lane));
       if constexpr (kOptions.dropout)
         Scores::draw(dropped, a.scores, next.seed, next.at, opaque(lane));
+    }
+    /// The row tile that the block is at.
+    JALI_DEVICE void prepare() {
+      if constexpr (kStagesBias) {
+        copy_bias(steps(), true);
+      } else if constexpr (kPrepares) {
+        Next next;
+        look_ahead(next);
+        const Note& note = notes->note[steps() % Tiles::kNoteSlots];
+        prepare(next, note.row, note.h);
+      }
+    }
+    /// kStagesBias: that of row tile number n, which is of this key tile, if `condition`.
+    JALI_DEVICE void copy_bias(u32 n, bool condition) {
+      const Note& note = notes->note[n % Tiles::kNoteSlots];
+      const Item& item = notes->item[(items() - 1) % 4];
+      bias(sm, warp).copy(a.scores.bias, note.bias, note.row, item.f.num_rows,
+                          item.key + first_key(), opaque(lane), condition);
     }
     /// Raw scores less LSE, which are still being multiplied, to weights.
     template <bool kHides>
@@ -309,7 +336,11 @@ struct Backward {
       barrier_wait(sm.o_full(stage), parity);
       if constexpr (!kNothing) {
         Tiles::template start<!kCaps>(s, sm.neg_lse(stage), lane);
-        if constexpr (Scores::kAdds) added.add_to(s, a);
+        if constexpr (kStagesBias) {
+          bias(sm, warp).add_to(s, a, opaque(lane));
+        } else if constexpr (Scores::kAdds) {
+          added.add_to(s, a);
+        }
         Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage), lane);
         tie(s);
         tie(dp);
@@ -326,6 +357,10 @@ struct Backward {
       if constexpr (kReadsEarly) {
         barrier_wait_if(sm.note_full(steps() + 1), (steps() + 1) / Tiles::kNoteSlots & 1, more);
         load_array(sm.note(steps() + more), early);
+      }
+      if constexpr (kStagesBias) {  // PERF: there is nearly a step for it
+        barrier_wait_if(sm.note_full(steps() + 1), (steps() + 1) / Tiles::kNoteSlots & 1, more);
+        copy_bias(steps() + more, more);
       }
       if constexpr (!kNothing) weigh<kHides>(hiding);
       // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
@@ -386,8 +421,11 @@ struct Backward {
       if constexpr (!kReadsEarly) {
         i32 row, h;
         Tiles::next_note(sm, steps(), flags, number, turn, row, h);
-        if constexpr (!kLooksAhead) look_ahead(next);
-        prepare(next, row, h);
+        if constexpr (kPrepares && !kStagesBias) {
+          if constexpr (!kLooksAhead) look_ahead(next);
+          if (flags & Tiles::kEnd) row = h = 0;
+          prepare(next, row, h);
+        }
       }
       wgmma_wait<0>();
       tie(p);
@@ -397,6 +435,9 @@ struct Backward {
       barrier_arrive_if(sm.rows_empty(stage), lane == 0);
       last_number = this_number;
       last_turn = this_turn;
+      if constexpr (kStagesBias) {
+        if (!more && !(flags & (Tiles::kFirst | Tiles::kEnd))) prepare();
+      }
       if constexpr (kReadsEarly) {
         flags = early[0];
         number = early[1];
@@ -422,12 +463,7 @@ struct Backward {
       barrier_wait(sm.k_full(), items() & 1);
       barrier_wait(sm.v_full(), items() & 1);
       counts = (counts & ~3u) | ((counts + 1) & 3);
-      if constexpr (kPrepares) {
-        Next next;
-        look_ahead(next);
-        const Note& note = notes->note[steps() % Tiles::kNoteSlots];
-        prepare(next, note.row, note.h);
-      }
+      prepare();
 #pragma unroll
       for (i32 n = 0; n < kD / 2; ++n) dk[n] = 0;
 #pragma unroll

@@ -13,7 +13,9 @@ class BackwardSm90Wide final : public BackwardSm90Launch {
   bool fits_options(i32, i32, const ScoreOptions&, const BiasGradients&) const override {
     return true;
   }
-  BackwardTile tile(i32 D, i32 Dv) const override { return backward_wide_tile(D, Dv); }
+  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&) const override {
+    return backward_wide_tile(D, Dv);
+  }
   double cost() const override { return 2; }
 };
 

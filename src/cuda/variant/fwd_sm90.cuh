@@ -16,8 +16,8 @@
 // Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
 //           when S is there. What each costs: docs/performance.md.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
-//           add; out on its way to whole rows, where there is room; notes of key tiles, and the row
-//           tiles they belong to.
+//           add; a bias over rows and keys, of which a consumer warp copies its rows; out on its way to
+//           whole rows, where there is room; notes of key tiles, and the row tiles they belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader (k_full: each finder warp, too, if
 //           keys add something); q_empty, k_empty, v_empty: one arrival a consumer warp, when the tensor
 //           cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
@@ -49,6 +49,7 @@ struct ForwardShape {
   i32 cells = 0;        // slots for what a mask says of a tile's rows,
   i32 row_bytes = 0;    // so much of each
   i32 added_bytes = 0;  // added_bytes()
+  bool bias = false;    // one over rows and keys goes by way of shared memory
   bool staged = false;  // out goes by way of shared memory
   bool turns = false;   // consumers take turns at the tensor cores
   i32 early = 0;        // blocks of 8 keys with exponentials before the wait for P V
@@ -64,11 +65,13 @@ struct ForwardShape {
                 v_stages * v_keys() * padded(Dv));
   }
   constexpr i32 cell_bytes() const { return cells * rows() * row_bytes; }
+  constexpr i32 bias_bytes() const { return bias ? 2 * rows() * keys : 0; }
   static constexpr i32 kStagedBytes = 2048;  // of a warp: 64 columns of its rows
   constexpr i32 staged_bytes() const { return staged ? rows() / 16 * kStagedBytes : 0; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
-    return tile_bytes(D, Dv) + cell_bytes() + added_bytes + staged_bytes() + 1024 + 1024;
+    return tile_bytes(D, Dv) + cell_bytes() + added_bytes + bias_bytes() + staged_bytes() + 1024 +
+           1024;
   }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= kMostSharedBytes && keys * 3 / 4 + Dv / 2 <= 192;
@@ -126,7 +129,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   // What these need of a tile of 128 keys would spill.
   if ((options.loads() && options.dropout) || (bias && of_keys)) s.keys = 64;
   if ((options.per_cell() || (options.alibi && kD <= 128)) && kDv > 128) s.keys = 64;
-  if (bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
+  s.bias = options.bias_eights;
+  if (bias && !s.bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   s.added_bytes = added_bytes(options, s.stages, s.keys);
   // Out is staged where shared memory is left, and registers.
   auto with_staging = [&](ForwardShape shape) {
@@ -228,7 +232,8 @@ struct Forward {
   static constexpr i32 kNoteSlots = 8, kTileSlots = 16;
   static constexpr i32 kCells = kV + kVStages * kVBytes;
   static constexpr i32 kAdded = kCells + kCellSlots * kCellBytes;
-  static constexpr i32 kStaged = kAdded + kShape.added_bytes;
+  static constexpr i32 kBiasAt = kAdded + kShape.added_bytes;
+  static constexpr i32 kStaged = kBiasAt + kShape.bias_bytes();
   static constexpr i32 kBarriers = kStaged + kShape.staged_bytes();
   static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16,
                        kSlopes = kTiles + kTileSlots * 32;
@@ -282,6 +287,8 @@ struct Forward {
     JALI_DEVICE u32 cells_empty(i32 slot) const { return barrier(20 + slot); }
     JALI_DEVICE u32 note_full(u32 n) const { return barrier(24 + n % kNoteSlots); }
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(32 + n % kNoteSlots); }
+    /// A consumer warp's part of a bias over rows and keys.
+    JALI_DEVICE u32 bias(i32 warp) const { return base + kBiasAt + warp * (32 * kKeys); }
     JALI_DEVICE u32 staged(i32 warp) const { return base + kStaged + warp * kShape.kStagedBytes; }
     /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
     /// modulo kCellSlots, [row][kLightRowBytes].
@@ -685,7 +692,8 @@ struct Forward {
     u32 ones[4] = {0, 0, 0, 0};  // kMultiplies: rows of 16, the first three ones
     tile::Alibi alibi;
     tile::OfKeys<kKeys> of_keys;
-    tile::CellBias<T, kOptions, kKeys> bias;
+    typename Conditional<kShape.bias, tile::StagedBias<T, kOptions, kKeys>,
+                         tile::CellBias<T, kOptions, kKeys>>::Type bias;
 
     /// Waits for K number `count`. From then on the note of the tile after it can be read.
     JALI_DEVICE void wait_k() { barrier_wait(sm.k_full(count % kStages), count / kStages & 1); }
@@ -694,6 +702,11 @@ struct Forward {
     JALI_DEVICE void begin_row_tile() {
       barrier_wait(sm.q_full(opened % kSlots), opened / kSlots & 1);
       ++opened;
+      if constexpr (kShape.bias) {
+        const RowTile t = row_tile();
+        bias.open({a.scores, t.f}, t.row + row());
+        bias.copy(a.scores.bias, sm.bias(warp()), first_key(), lane, true);
+      }
     }
     JALI_DEVICE i32 warp() { return (threadIdx.x - 128) / 32; }  // of the consumers
     /// The row of the row tile that this thread's first row is.
@@ -764,7 +777,7 @@ struct Forward {
                               : __fdividef(-a.scores.alibi_slopes[t.f.h],
                                            tile::score_unit<kOptions>(a.scores));
       }
-      if constexpr (kBias) {
+      if constexpr (kBias && !kShape.bias) {
         if constexpr (kAny) {  // it may open a row tile
           const RowTile t = row_tile();
           bias.open({a.scores, t.f}, t.row + row());
@@ -790,7 +803,15 @@ struct Forward {
       if constexpr (kKeysLate) of_keys.load(sm.added(count) + 8 * (lane & 3));
       if constexpr (kKeysEarly || kKeysLate) of_keys.add(s);
       if constexpr (kBias) {
-        bias.template add<kAny>(s, __fdividef(1.0f, tile::score_unit<kOptions>(a.scores)));
+        const float factor = __fdividef(1.0f, tile::score_unit<kOptions>(a.scores));
+        if constexpr (kShape.bias) {
+          bias.add(s, factor, sm.bias(warp()), lane);
+          // Of the same rows; there is a whole step for it.
+          bias.copy(a.scores.bias, sm.bias(warp()), (next >> 3) * kKeys, lane,
+                    !(next & (kFirst | kEnd)));
+        } else {
+          bias.template add<kAny>(s, factor);
+        }
       }
       if constexpr (kOptions.alibi && (kAny || !kLinear)) alibi.add(s);
     }
