@@ -46,28 +46,52 @@ def test_every_shape_of_a_bias(shape: tuple, D: int) -> None:
     check(D, {"bias": draw(*shape), "softcap": 1.5, "sinks": draw(Hq)}, torch.float16)
 
 
-@pytest.mark.parametrize("D", [64, 96, 128, 256])
 @pytest.mark.parametrize("heads", [Hq, Hkv, 1])
-@pytest.mark.parametrize("rows, keys", [(300, 648), (1, 648), (300, 8), (2500, 264)])
-def test_a_bias_eight_keys_at_a_time(rows: int, keys: int, heads: int, D: int) -> None:
+@pytest.mark.parametrize(
+    "D, rows, keys",
+    [(64, 300, 648), (96, 300, 648), (256, 300, 648),
+     (128, 300, 648), (128, 1, 648), (128, 300, 8), (128, 2500, 264)],
+)  # fmt: skip
+def test_a_bias_eight_keys_at_a_time(D: int, rows: int, keys: int, heads: int) -> None:
     """Its rows are aligned: it goes by way of shared memory. No mask, a light one, a heavy one."""
     everything = torch.ones(B, Hq, rows, keys, dtype=torch.bool)
     causal = everything.tril(keys - rows)
     ids = (torch.arange(keys) // 250).int()[None]
     where = (torch.arange(rows) + keys - rows).clamp(0, keys - 1)
     same = ids[0, where][:, None] == ids[0]
-    for n, (mask, visible) in enumerate(
-        (
-            (None, everything),
-            (jali.CausalMask(), causal),
-            (jali.CausalMask() & jali.DocumentMask(ids[:, where], ids), causal & same),
-        )
+    for mask, visible in (
+        (None, everything),
+        (jali.CausalMask(), causal),
+        (jali.CausalMask() & jali.DocumentMask(ids[:, where], ids), causal & same),
     ):
-        check_attention(
-            mask, visible, Hkv=Hkv, D=D, dtype=(torch.bfloat16, torch.float16)[n % 2],
-            options={"bias": draw(B, heads, rows, keys)}, device="cuda",
-            deterministic=heads == Hq,
+        for deterministic in (False, True) if heads == Hq else (False,):
+            check_attention(
+                mask, visible, Hkv=Hkv, D=D, dtype=torch.bfloat16, device="cuda",
+                options={"bias": draw(B, heads, rows, keys)}, deterministic=deterministic,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("D", [64, 96, 128])
+def test_a_bias_without_a_gradient_gives_the_others_the_same(D: int) -> None:
+    """Whether it comes by way of shared memory, which depends on that, and on the order of sums."""
+    keys = 328
+    leaves = [
+        draw(b, h, n, D, seed=s).to("cuda", torch.bfloat16).requires_grad_()
+        for s, (b, h, n) in enumerate([(B, Hq, Lq), (B, Hkv, keys), (B, Hkv, keys)])
+    ]
+
+    def call(learns: bool, deterministic: bool) -> list[torch.Tensor]:
+        bias = draw(B, Hq, Lq, keys).to("cuda", torch.bfloat16).requires_grad_(learns)
+        out = jali.attention(
+            *leaves, jali.CausalMask(), bias=bias, deterministic=deterministic
         )  # fmt: skip
+        dq, dk, dv = torch.autograd.grad(out, leaves, draw(*out.shape, seed=9).to(out))
+        return [out, dk, dv, *([dq] if deterministic else [])]
+
+    for deterministic in (False, True):
+        with_gradient, without = (call(learns, deterministic) for learns in (True, False))
+        for a, b in zip(with_gradient, without, strict=True):
+            assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])

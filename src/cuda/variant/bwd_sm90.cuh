@@ -1,7 +1,7 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 128 keys, D and Dv up to 128, but not D <= 64 < Dv.
 //
-// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 651 (525),
-//           causal 667 (511); 1K b16 488 (397), 365 (293). D 64 H32 16K 572 (438), 578 (408).
+// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 128 H16 16K full 634 (524),
+//           causal 657 (526); 1K b16 486 (396), 390 (282). D 64 H32 16K 590 (429), 606 (422).
 // Serves    fp16, bf16; D and Dv any multiple of 8 (kD, kDv: of 16, at least those); GQA; varlen;
 //           any mask: empty tiles cost nothing, the cells of partial ones are masked one by one;
 //           options of the scores, but not all: backward_fits_options.
@@ -12,7 +12,7 @@
 //           which under a mask it classifies, or finds in a tile map); warp 1 cares for row tiles
 //           (tile/backward_rows.h); warps 2 and 3 look up the cells of partial tiles, or, where
 //           consumers can tell them by key, warp 2 does as warp 1, and warp 3 tells other blocks what
-//           consumers have added. Warpgroups 1 and 2: 64 keys each; before and after that, row tiles,
+//           consumers have added (beside a staged bias warp 2, and warp 3 nothing). Warpgroups 1 and 2: 64 keys each; before and after that, row tiles,
 //           too.
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
@@ -21,13 +21,14 @@
 //           in the order of the key tiles, by a counter per row tile.
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
 // Options   what is added to scores is what S' starts at, loaded beside dK of the step before, as
-//           dropout is drawn there; softcap's slopes go into P as soon as that is rounded. D 128 H16
-//           8K against the same without: ALiBi 1.00, key_bias 1.04, softcap 1.13, dropout 1.34, a
-//           bias over rows and keys 1.50, deterministic 1.07.
+//           dropout is drawn there; a bias over rows and keys, if it can be copied eight keys at a time,
+//           a warp copies for itself, as soon as it has used that of the row tile before; softcap's slopes
+//           go into P as soon as that is rounded. What each costs: docs/performance.md.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ, by way of whose place dk and dv go, too; statistics
 //           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
-//           tiles, 4 KB each; notes. 222 KB at D 128.
+//           tiles, 4 KB each; a bias over rows and keys, [8 warps][rows][16 keys]; notes. 222 KB at D 128,
+//           with a bias 226.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
