@@ -12,8 +12,8 @@
 //           which under a mask it classifies, or finds in a tile map); warp 1 cares for row tiles
 //           (tile/backward_rows.h); warps 2 and 3 look up the cells of partial tiles, or, where
 //           consumers can tell them by key, warp 2 does as warp 1, and warp 3 tells other blocks what
-//           consumers have added (beside a staged bias warp 2, and warp 3 nothing). Warpgroups 1 and 2: 64 keys each; before and after that, row tiles,
-//           too.
+//           consumers have added (beside a staged bias warp 2, and warp 3 nothing). Warpgroups 1 and 2: 64
+//           keys each; before and after that, row tiles, too.
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
 //           both warpgroups' keys meet in dQ = dS K, one step late: 64 x 64 of it a warpgroup, in
