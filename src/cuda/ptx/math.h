@@ -40,6 +40,13 @@ JALI_DEVICE float maximum(float a, float b) {
   return y;
 }
 
+/// Of a NaN and anything, a NaN.
+JALI_DEVICE float maximum_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 /// 16-bit numbers. pack: two floats rounded to a pair, `low` in the low half; value: one of them.
 struct BF16 {
   JALI_DEVICE static float value(u16 x) { return __uint_as_float(u32{x} << 16); }

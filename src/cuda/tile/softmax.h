@@ -11,6 +11,10 @@ struct RowState {
   float max[2];  // of the raw scores, or up to kSlack less; -infinity while nothing was seen
   float sum[2];
 
+  /// Whether a row of the warp has seen nothing.
+  JALI_DEVICE bool any_new() const {
+    return __any_sync(0xffffffffu, (max[0] == -ptx::infinity()) | (max[1] == -ptx::infinity()));
+  }
   /// Forgets all if the rows begin.
   JALI_DEVICE void begin_if(bool condition) {
 #pragma unroll
@@ -25,13 +29,9 @@ struct RowState {
 /// is that far behind, so that sums and outputs are seldom rescaled (as FlashAttention-4 does).
 constexpr float kSlack = 8;
 
-/// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
-/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kHides: a row may have
-/// seen nothing; it gets shift 0, so that no infinities are subtracted. kAdds: `added` belongs to every
-/// score of its row.
-template <i32 e, bool kHides, bool kAdds, i32 kScores>
-JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2], float scale,
-                              RowState& state, float (&shift)[2], float (&rescale)[2]) {
+/// The maximum of a lane's cells of row e.
+template <i32 e, i32 kScores>
+JALI_DEVICE float lane_maximum(const float (&s)[kScores]) {
   using namespace ptx;
   float even = maximum(s[2 * e], s[2 * e + 1]), odd = maximum(s[4 + 2 * e], s[5 + 2 * e]);
 #pragma unroll
@@ -43,11 +43,25 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2]
       even = maximum(even, pair);
     }
   }
-  float top = maximum(even, odd);
+  return maximum(even, odd);
+}
+/// Of the four lanes that share a row.
+JALI_DEVICE float quad_maximum(float x) {
+  x = ptx::maximum(x, ptx::shuffle_xor(x, 1));
+  return ptx::maximum(x, ptx::shuffle_xor(x, 2));
+}
+
+/// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
+/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kHides: a row may have
+/// seen nothing; it gets shift 0, so that no infinities are subtracted. kAdds: `added` belongs to every
+/// score of its row.
+template <i32 e, bool kHides, bool kAdds, i32 kScores>
+JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2], float scale,
+                              RowState& state, float (&shift)[2], float (&rescale)[2]) {
+  using namespace ptx;
+  float top = lane_maximum<e>(s);
   if constexpr (kAdds) top += added[e];
-  top = maximum(top, state.max[e]);
-  top = maximum(top, shuffle_xor(top, 1));
-  top = maximum(top, shuffle_xor(top, 2));
+  top = quad_maximum(maximum(top, state.max[e]));
   const bool keeps = (top - state.max[e]) * scale <= kSlack;
   if (keeps) top = state.max[e];
   shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
@@ -55,6 +69,10 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2]
   if constexpr (kAdds) shift[e] = __fmaf_rn(-added[e], scale, shift[e]);
   state.max[e] = top;
 }
+
+/// Where maxima are not looked for, what a lane's sum of a row's weights may be: at most kMost, or weights
+/// come too near the end of half precision; at most kRoom, or the next maximum is looked for.
+constexpr float kMost = 1 << 15, kRoom = 1 << 10;
 
 /// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds
 /// them. kPolynomials: so many of eight come from polynomials.
