@@ -8,8 +8,6 @@ namespace {
 
 i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
 
-Strides strides_of(const HeadView& view) { return {view.stride_b, view.stride_h, view.stride_l}; }
-
 /// What the kernels are compiled for; they have no loads of pairs of floats. PERF: nor, beside turns, of
 /// eights where the gradient is wanted: that would spill.
 ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& grads) {

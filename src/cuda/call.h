@@ -34,6 +34,10 @@ i32 num_tiles(const AttentionProblem& problem, bool rows, i32 size);
 /// The module with the kernel that makes tile maps.
 KernelText map_text(i32 rows, i32 keys, bool key_lines);
 
+inline Strides strides_of(const HeadView& view) {
+  return {view.stride_b, view.stride_h, view.stride_l};
+}
+
 class Call {
  public:
   explicit Call(const AttentionProblem& problem);

@@ -82,6 +82,26 @@ def test_with_what_keys_add(step: float, D: int) -> None:
     check(tensors, softcap=60.0, tolerance=0.2)
 
 
+@pytest.mark.parametrize("D", [40, 128])
+@pytest.mark.parametrize("kind", ["rise", "turn"])
+def test_scores_of_other_layouts(kind: str, D: int) -> None:
+    """S is made again from q and k as they lie: shared heads, any strides, packed sequences."""
+    q, k, v = inputs(kind, 32.0, D, torch.float16)
+    q = torch.cat([q, -q, 0.5 * q], 1).cuda()  # six heads for two
+    k, v = k.cuda(), v.cuda()
+    plain = jali.attention(q, k, v, scale=1.0)
+    truth = jali.reference.attention(*(x.cpu().double() for x in (q, k, v)), scale=1.0)
+    assert (plain.cpu() - truth).abs().max() <= ERRORS[torch.float16]
+    turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    assert torch.equal(jali.attention(*turned, scale=1.0, layout="blhd").transpose(1, 2), plain)
+    twice = [torch.cat([x, x.flip(2)], 2)[0].transpose(0, 1) for x in (q, k, v)]  # tokens, heads
+    ends = [torch.tensor([0, n, 2 * n], dtype=torch.int32, device="cuda") for n in (ROWS, KEYS)]
+    packed = jali.attention_varlen(*twice, *ends, scale=1.0).transpose(0, 1)
+    assert torch.equal(packed[:, :ROWS], plain[0])
+    flipped = jali.attention(*(x.flip(2).contiguous() for x in (q, k, v)), scale=1.0)
+    assert torch.equal(packed[:, ROWS:], flipped[0])
+
+
 @pytest.mark.parametrize("D", [64, 128])
 def test_keys_that_nobody_may_see_come_first(D: int) -> None:
     """Rows have seen nothing for several full tiles; some never see anything."""

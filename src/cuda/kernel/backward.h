@@ -53,14 +53,6 @@ JALI_HD constexpr i32 backward_row_stages(i32 bytes) {
 /// Of a statistic of 64 rows as a matrix: three lines of 64 numbers in bf16, in shared memory eight.
 constexpr i32 kStatisticBytes = 384, kStatisticMatrixBytes = 1024;
 
-/// Elements between neighbours; b is 0 where tokens are packed (varlen).
-struct Strides {
-  i64 b = 0, h = 0, l = 0;
-};
-JALI_HD constexpr i64 offset(const Strides& s, i32 b, i32 h, i64 l) {
-  return b * s.b + h * s.h + l * s.l;
-}
-
 /// How the gradient of a bias over rows and keys leaves the main kernel. kHalf, kFloat: every cell
 /// has one (sequence, query head), which stores it in that dtype (kHalf: q's; kPairs: keys 2 n and
 /// 2 n + 1 of a row as one word of two). kAdd: several add.

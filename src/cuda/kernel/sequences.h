@@ -6,6 +6,14 @@
 
 namespace jali::cuda {
 
+/// Elements between neighbours; b is 0 where tokens are packed (varlen).
+struct Strides {
+  i64 b = 0, h = 0, l = 0;
+};
+JALI_HD constexpr i64 offset(const Strides& s, i32 b, i32 h, i64 l) {
+  return b * s.b + h * s.h + l * s.l;
+}
+
 /// Passed to kernels by value. Nothing of it was read on the host where it is a table.
 struct Sequences {
   i32 B = 1, Hq = 1;

@@ -70,9 +70,13 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2]
   state.max[e] = top;
 }
 
-/// Where maxima are not looked for, what a lane's sum of a row's weights may be: at most kMost, or weights
-/// come too near the end of half precision; at most kRoom, or the next maximum is looked for.
-constexpr float kMost = 1 << 15, kRoom = 1 << 10;
+/// Where maxima are not looked for, what a lane's sum of a row's weights may be: at most kMost, or weights, and
+/// outputs, come too near the end of their numbers; at most kRoom, or the next maximum is looked for.
+template <class T>
+constexpr float kMost = 0x1p64f;
+template <>
+inline constexpr float kMost<ptx::FP16> = 0x1p15f;
+constexpr float kRoom = 0x1p10f;
 
 /// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds
 /// them. kPolynomials: so many of eight come from polynomials.

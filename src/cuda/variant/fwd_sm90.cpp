@@ -113,7 +113,12 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     ForwardArgs a;
     a.seq = call.sequences();
     a.scores = score_arguments(call);
+    a.D = p.D;
     a.Dv = p.Dv;
+    a.q = p.q.data;
+    a.k = p.k.data;
+    a.q_strides = strides_of(p.q);
+    a.k_strides = strides_of(p.k);
     a.tiles_per_head = num_tiles(p, true, shape.rows());
     a.heads = batches * p.Hq;
     a.num_tiles = a.tiles_per_head * a.heads;

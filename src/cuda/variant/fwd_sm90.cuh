@@ -177,7 +177,7 @@ constexpr i32 forward_section(i32 heads, i32 group, i32 tiles_per_head, i64 kv_b
 struct ForwardArgs {
   Sequences seq;
   ScoreArgs scores;
-  i32 Dv;              // at most kDv, a multiple of 8
+  i32 D, Dv;           // at most kD and kDv, multiples of 8
   i32 heads;           // B · Hq; varlen: Hq
   i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads
   i32 num_blocks;      // launched; they begin with the first row tiles
@@ -186,8 +186,10 @@ struct ForwardArgs {
   i32 last;            // heads_by_length(), at least a section, whole groups
   TileMap map;         // of row tiles, if has_map()
   i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
-  void* out;           // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
-  float* lse;          // [b, h, l]
+  const void *q, *k;   // of score_again()
+  Strides q_strides, k_strides;
+  void* out;   // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
+  float* lse;  // [b, h, l]
   i64 out_stride_b, out_stride_h, out_stride_l;  // elements
   i64 lse_stride_b, lse_stride_h, lse_stride_l;
 };
@@ -269,11 +271,11 @@ struct Forward {
 
   // Consumers guess that full tiles bring no new maxima: they do not look for any, and make S again
   // where sums of weights say that the guess was wrong (guess_weights). Not where that takes more than S,
-  // or registers are short. PERF: D128 8 % less time, D64 2 %; D256 as much, dropout 2 % more.
+  // or registers. PERF: D128 7 % less time, D64 7 %; D256 as much, softcap and dropout 2 % more.
+  static constexpr bool kShort = (kConsumers == 3) + kMasked + kLinear >= 2;  // of registers
   static constexpr bool kGuesses =
-      kDv <= 128 && kPolynomials == 0 && kKeyBias <= kMultiplies && kOptions.alibi <= kLinear &&
-      !(kBias || kOptions.any_scale || kOptions.dropout) &&
-      !(kLinear && (kMasked || kConsumers == 3));
+      kDv <= 128 && kKeyBias <= kMultiplies && kOptions.alibi <= kLinear && !kShort &&
+      !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.dropout);
 
   // What the planner notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
@@ -698,8 +700,8 @@ struct Forward {
     tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
-    bool looks = true;           // kGuesses: for maxima of the next key tile; rows may have seen nothing
-    float row_added[2];          // kLinear: to all scores of a row in this key tile
+    bool looks = true;   // kGuesses: for maxima of the next key tile; rows may have seen nothing
+    float row_added[2];  // kLinear: to all scores of a row in this key tile
     u32 ones[4] = {0, 0, 0, 0};  // kMultiplies: rows of 16, the first three ones
     tile::Alibi alibi;
     tile::OfKeys<kKeys> of_keys;
@@ -895,29 +897,32 @@ struct Forward {
       }
     }
 
-    /// S as multiply_qk() made it, by the warp alone, which need not wait for others.
-    JALI_DEVICE void score_again(i32 slot, i32 stage) {
-      // A lane's row of what ldmatrix loads: of Q 16 rows x 16 columns, of K 16 keys x 16 columns.
-      const i32 row = warp() % 4 * 16 + lane % 16, key = lane % 8 + (lane & 16) / 2;
-      const u32 q = sm.q(slot) + wg * (kQBytes / kConsumers) + row * kRowBytes;
-      const u32 k = sm.k(stage) + key * kRowBytes;
+    /// S as multiply_qk() made it, by the warp alone and from global memory: K is free already, and no
+    /// other warp need wait. stage: of what keys add.
+    JALI_DEVICE void score_again(i32 stage) {
+      const RowTile t = row_tile();
+      const i32 own = lane_id(), column = 2 * (own & 3);  // the first of this lane
+      auto pair = [](const u16* from) { return *reinterpret_cast<const u32*>(from); };
+      const u16* rows[2];
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        const i64 r =
+            t.f.q_start + min_of(t.row + warp() * 16 + (own >> 2) + 8 * e, t.f.num_rows - 1);
+        rows[e] = static_cast<const u16*>(a.q) + offset(a.q_strides, t.f.b, t.f.h, r) + column;
+      }
+      const i64 key = t.f.k_start + first_key() + (own >> 2);
+      const u16* const keys = static_cast<const u16*>(a.k) + column +
+                              offset(a.k_strides, t.f.b, t.f.h / a.seq.group, key);
 #pragma unroll
       for (i32 n = 0; n < kKeys / 2; ++n) s[n] = 0;
 #pragma unroll 1
-      for (i32 t = 0; t < kD / 16; ++t) {
-        const i32 part = t / 4, chunk = t % 4 * 2;
-        u32 of_rows[4], of_keys[4];
-        load_matrices(q + part * (64 * kRowBytes) + ((chunk + lane / 16 ^ lane % 8) << 4), of_rows);
+      for (i32 d = 0; d < a.D; d += 8) {
+        const u32 of_rows[2] = {pair(rows[0] + d), pair(rows[1] + d)};
+        const u16* of_key = keys + d;
 #pragma unroll
-        for (i32 j = 0; j < kKeys / 8; j += 2) {
-          load_matrices(k + part * (kKeys * kRowBytes) + j * (8 * kRowBytes) +
-                            ((chunk + lane / 8 % 2 ^ lane % 8) << 4),
-                        of_keys);
-#pragma unroll
-          for (i32 n = 0; n < 4; ++n) {
-            const i32 half = n % 2 * 2;
-            mma_k8<T>(s + 4 * (j + n / 2), {of_rows[half], of_rows[half + 1]}, of_keys[n]);
-          }
+        for (i32 j = 0; j < kKeys / 8; ++j) {
+          mma_k8<T>(s + 4 * j, of_rows, pair(of_key));
+          of_key = opaque(of_key + 8 * a.k_strides.l);  // PERF: one address, not sixteen
         }
       }
       if constexpr (kMultiplies) {
@@ -960,13 +965,11 @@ struct Forward {
     }
     /// S to P by the maxima that are known. If sums are above kMost by these, S is made again, and maxima
     /// are taken; if above kRoom, they are taken of the next key tile.
-    template <bool kFinishes>
-    JALI_DEVICE void guess_weights(i32 slot, i32 stage) {
+    JALI_DEVICE void guess_weights(i32 stage) {
       bool again = false;
       float total[4];
 #pragma unroll 1
       while (true) {
-        if (kOptions.adjusts()) adjust<false>();
         if (again | looks) {
           take_maximum<0, true>();
           take_maximum<1, true>();
@@ -985,16 +988,16 @@ struct Forward {
         // slower.
         exponentials<0, 0>(total);
         pin(total[0] + total[1], sm.base + kBarriers);
-        if (kFinishes) finish_pv(count - 1, !again);
+        finish_pv(count - 1, !again);
         exponentials<1, 0>(total);
         tile::to_operand<T>(s, p);
         // NaNs are not below anything.
         const float most = maximum_or_nan(total[0] + total[1], total[2] + total[3]);
         if (__all_sync(0xffffffffu, most <= tile::kRoom)) break;
         looks = true;
-        if (again | __all_sync(0xffffffffu, most <= tile::kMost)) break;
+        if (again | __all_sync(0xffffffffu, most <= tile::kMost<T>)) break;
         again = true;
-        score_again(slot, stage);
+        score_again(stage);
         if constexpr (kLinear) load_row_added();
       }
       tile::add_sums(state, rescale, total);
@@ -1067,16 +1070,17 @@ struct Forward {
       prepare<kAny>();
       wgmma_wait<1>();
       tie(s);
-      constexpr bool kGuess = kGuesses && !kAny;
-      if (!kGuess) free_k(stage);
+      // What keys add may be needed again.
+      constexpr bool kGuess = kGuesses && !kAny, kHolds = kGuess && kMultiplies;
+      if (!kHolds) free_k(stage);
       // No P V beside work that needs P's registers.
       constexpr bool kTight = (kDv >= 192 && (kAny || kOptions.per_cell())) ||
                               (kAny && kShape.consumer_registers <= 160);
       if (kTight) finish_pv(count - 1);
       const tile::RowState before = state;
       if constexpr (kGuess) {
-        guess_weights<!kTight>(slot, stage);
-        free_k(stage);
+        guess_weights(stage);
+        if (kHolds) free_k(stage);
       } else {
         if (kOptions.adjusts()) adjust<kAny>();
         if (kAny) hide();
