@@ -1,5 +1,5 @@
-"""The forward guesses that full key tiles bring no new maxima (fwd_sm90.cuh, guess_weights): results are
-right whatever scores do from one key tile to the next."""
+"""The forward guesses that full key tiles bring no new maxima (guess_weights of fwd_sm90.cuh):
+results are right whatever scores do from one key tile to the next."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def check(
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("kind", ["rise", "fall", "turn", "spikes"])
 def test_scores_that_rise_and_fall(kind: str, D: int, dtype: torch.dtype) -> None:
-    """By a little, by more than weights are guessed to have room for, by more than half precision has, and
-    by more than single precision has."""
+    """By a little, by more than weights are guessed to have room for, by more than half precision
+    has, and by more than single precision has."""
     ids = (torch.arange(KEYS) // 500).int()[None]
     rows = torch.arange(ROWS) + KEYS - ROWS
     masks = (None, jali.CausalMask(), jali.WindowMask.last(700),

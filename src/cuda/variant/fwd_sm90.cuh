@@ -270,12 +270,12 @@ struct Forward {
   static constexpr i32 kPolynomials = kOptions.softcap && kDv <= 64 ? 2 : 0;
 
   // Consumers guess that full tiles bring no new maxima: they do not look for any, and make S again
-  // where sums of weights say that the guess was wrong (guess_weights). Not where that takes more than S,
-  // or registers. PERF: D128 7 % less time, D64 7 %; D256 as much, softcap and dropout 2 % more.
-  static constexpr bool kShort = (kConsumers == 3) + kMasked + kLinear >= 2;  // of registers
+  // where sums of weights say that the guess was wrong (guess_weights). Not where that takes more than S
+  // and what is added for keys, or registers that three warpgroups lack. PERF: D128 7 % less time, D64
+  // 7 %; D256 as much, softcap and dropout 2 % more. ALiBi 4 times: under it maxima rise in every tile.
   static constexpr bool kGuesses =
-      kDv <= 128 && kKeyBias <= kMultiplies && kOptions.alibi <= kLinear && !kShort &&
-      !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.dropout);
+      kDv <= 128 && kKeyBias <= kMultiplies && !(kConsumers == 3 && kMasked) &&
+      !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.alibi || kOptions.dropout);
 
   // What the planner notes of a key tile: its index times 8, and
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
@@ -775,15 +775,14 @@ struct Forward {
                         lane == 0 && (next & (kFirst | kEnd)) != 0);
     }
 
-    JALI_DEVICE void load_row_added() {
-      const float slope = __int_as_float(load_shared(sm.slopes(count)));
-      row_added[0] = slope * static_cast<float>(row());
-      row_added[1] = __fmaf_rn(slope, 8, row_added[0]);
-    }
     /// What the options need of the key tile, while the tensor cores make S. kAny: as of step().
     template <bool kAny>
     JALI_DEVICE void prepare() {
-      if constexpr (kLinear) load_row_added();
+      if constexpr (kLinear) {
+        const float slope = __int_as_float(load_shared(sm.slopes(count)));
+        row_added[0] = slope * static_cast<float>(row());
+        row_added[1] = __fmaf_rn(slope, 8, row_added[0]);
+      }
       if constexpr (kOptions.alibi && (kAny || !kLinear)) {
         const RowTile t = row_tile();
         alibi.distance = static_cast<float>(t.place() + row() - key_of(0));
@@ -973,12 +972,13 @@ struct Forward {
         if (again | looks) {
           take_maximum<0, true>();
           take_maximum<1, true>();
-          looks = state.any_new();
+          // What rises may go on to do so.
+          looks = __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) |
+                  state.any_new();
         } else {
 #pragma unroll
           for (i32 e = 0; e < 2; ++e) {
             shift[e] = state.max[e] * scale();
-            if constexpr (kLinear) shift[e] = __fmaf_rn(-row_added[e], scale(), shift[e]);
             rescale[e] = 1;
           }
         }
@@ -998,7 +998,6 @@ struct Forward {
         if (again | __all_sync(0xffffffffu, most <= tile::kMost<T>)) break;
         again = true;
         score_again(stage);
-        if constexpr (kLinear) load_row_added();
       }
       tile::add_sums(state, rescale, total);
     }
