@@ -188,8 +188,9 @@ def gpu_test(arguments: list[str]) -> int:
     # Compiling is most of the work: one worker a core.
     workers = [] if any(a.startswith("-n") for a in arguments) else ["-n", str(os.cpu_count() or 1)]
     paths = [] if any(Path(a.split("::")[0]).exists() for a in arguments) else ["tests/gpu"]
-    command = ["python3", "-m", "pytest", "-q", *workers, *paths, *arguments]
-    return subprocess.call(command, cwd=ROOT, env=env)
+    os.chdir(ROOT)
+    # In place of this process: who ends it ends the tests, too.
+    os.execvpe("python3", ["python3", "-m", "pytest", "-q", *workers, *paths, *arguments], env)
 
 
 # NOTE: not racecheck. What it reports are accesses that mbarriers order: of cells, notes and

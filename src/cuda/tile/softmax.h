@@ -29,9 +29,13 @@ struct RowState {
 /// is that far behind, so that sums and outputs are seldom rescaled (as FlashAttention-4 does).
 constexpr float kSlack = 8;
 
-/// The maximum of a lane's cells of row e.
-template <i32 e, i32 kScores>
-JALI_DEVICE float lane_maximum(const float (&s)[kScores]) {
+/// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
+/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kHides: a row may have
+/// seen nothing; it gets shift 0, so that no infinities are subtracted. kAdds: `added` belongs to every
+/// score of its row.
+template <i32 e, bool kHides, bool kAdds, i32 kScores>
+JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2], float scale,
+                              RowState& state, float (&shift)[2], float (&rescale)[2]) {
   using namespace ptx;
   float even = maximum(s[2 * e], s[2 * e + 1]), odd = maximum(s[4 + 2 * e], s[5 + 2 * e]);
 #pragma unroll
@@ -43,25 +47,11 @@ JALI_DEVICE float lane_maximum(const float (&s)[kScores]) {
       even = maximum(even, pair);
     }
   }
-  return maximum(even, odd);
-}
-/// Of the four lanes that share a row.
-JALI_DEVICE float quad_maximum(float x) {
-  x = ptx::maximum(x, ptx::shuffle_xor(x, 1));
-  return ptx::maximum(x, ptx::shuffle_xor(x, 2));
-}
-
-/// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
-/// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kHides: a row may have
-/// seen nothing; it gets shift 0, so that no infinities are subtracted. kAdds: `added` belongs to every
-/// score of its row.
-template <i32 e, bool kHides, bool kAdds, i32 kScores>
-JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2], float scale,
-                              RowState& state, float (&shift)[2], float (&rescale)[2]) {
-  using namespace ptx;
-  float top = lane_maximum<e>(s);
+  float top = maximum(even, odd);
   if constexpr (kAdds) top += added[e];
-  top = quad_maximum(maximum(top, state.max[e]));
+  top = maximum(top, state.max[e]);
+  top = maximum(top, shuffle_xor(top, 1));
+  top = maximum(top, shuffle_xor(top, 2));
   const bool keeps = (top - state.max[e]) * scale <= kSlack;
   if (keeps) top = state.max[e];
   shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
