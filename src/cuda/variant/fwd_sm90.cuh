@@ -936,9 +936,9 @@ struct Forward {
         }
       }
     }
-    template <i32 e, bool kHides>
+    template <i32 e, bool kHides, i32 kSlack = tile::kSlack>
     JALI_DEVICE void take_maximum() {
-      tile::take_maximum<e, kHides, kLinear>(s, row_added, scale(), state, shift, rescale);
+      tile::take_maximum<e, kHides, kLinear, kSlack>(s, row_added, scale(), state, shift, rescale);
     }
     /// Of blocks [kBegin, kEnd) of row e.
     template <i32 e, i32 kBegin, i32 kEnd = kKeys / 8>
@@ -970,8 +970,8 @@ struct Forward {
 #pragma unroll 1
       while (true) {
         if (again | looks) {
-          take_maximum<0, true>();
-          take_maximum<1, true>();
+          take_maximum<0, true, tile::kSmallSlack>();
+          take_maximum<1, true, tile::kSmallSlack>();
           // What rises may go on to do so.
           looks = __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) |
                   state.any_new();
