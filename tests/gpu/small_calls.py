@@ -79,6 +79,8 @@ def calls() -> dict[str, Callable[[], None]]:
             found[f"{name} D{D}"] = of(f"{name} D{D}", D, mask)
     for name, (mask, options) in of_d128.items():
         found[name] = of(name, 128, mask, options)
+    # Scores so far apart that the forward makes them again (guess_weights).
+    found["scores made again"] = of("scores made again", 128, None, lambda: {"scale": 40.0}, Hkv=2)
     name = "grouped heads, keys that nobody sees"
     found[name] = of(name, 64, jali.PrefixMask(3), Hkv=2)
     return found
