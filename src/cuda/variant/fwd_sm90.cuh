@@ -965,30 +965,24 @@ struct Forward {
     /// S to P by the maxima that are known. If sums are above kMost by these, S is made again, and maxima
     /// are taken; if above kRoom, they are taken of the next key tile.
     JALI_DEVICE void guess_weights(i32 stage) {
+      float total[4] = {0, 0, 0, 0};
+      if (looks) {
+        look_for_maxima();
+      } else {
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          shift[e] = state.max[e] * scale();
+          rescale[e] = 1;
+        }
+      }
+      // PERF: before the wait all of the first row. A quarter of it, or the second one, too: 2 to 5 %
+      // slower.
+      exponentials<0, 0>(total);
+      pin(total[0] + total[1], sm.base + kBarriers);
+      finish_pv(count - 1);  // NOTE: not in the loop, since all warps of a warpgroup wait as one
       bool again = false;
-      float total[4];
 #pragma unroll 1
       while (true) {
-        if (again | looks) {
-          take_maximum<0, true, tile::kSmallSlack>();
-          take_maximum<1, true, tile::kSmallSlack>();
-          // What rises may go on to do so.
-          looks = __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) |
-                  state.any_new();
-        } else {
-#pragma unroll
-          for (i32 e = 0; e < 2; ++e) {
-            shift[e] = state.max[e] * scale();
-            rescale[e] = 1;
-          }
-        }
-#pragma unroll
-        for (i32 n = 0; n < 4; ++n) total[n] = 0;
-        // PERF: before the wait all of the first row. A quarter of it, or the second one, too: 2 to 5 %
-        // slower.
-        exponentials<0, 0>(total);
-        pin(total[0] + total[1], sm.base + kBarriers);
-        finish_pv(count - 1, !again);
         exponentials<1, 0>(total);
         tile::to_operand<T>(s, p);
         // NaNs are not below anything.
@@ -998,8 +992,19 @@ struct Forward {
         if (again | __all_sync(0xffffffffu, most <= tile::kMost<T>)) break;
         again = true;
         score_again(stage);
+        look_for_maxima();
+#pragma unroll
+        for (i32 n = 0; n < 4; ++n) total[n] = 0;
+        exponentials<0, 0>(total);
       }
       tile::add_sums(state, rescale, total);
+    }
+    JALI_DEVICE void look_for_maxima() {
+      take_maximum<0, true, tile::kSmallSlack>();
+      take_maximum<1, true, tile::kSmallSlack>();
+      // What rises may go on to do so.
+      looks = __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) |
+              state.any_new();
     }
     JALI_DEVICE void clear_output(float zero = 0) {
 #pragma unroll
