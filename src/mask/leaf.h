@@ -28,6 +28,9 @@
 //                                          the forward has tiles looked up in a map
 //   kUnsure = true                         optional: classify() mostly knows nothing, so that a map of
 //                                          tiles had better ask their cells
+//   kAnywhere = true                       optional: what a row sees may lie anywhere among the keys, and
+//                                          its neighbours see other keys: the forward loads them again
+//                                          and again, so that it works on few heads at a time
 //   kByBlocks = true                       optional: classify() looks at all blocks of the leaf's own
 //                                          that a tile touches, so that it takes long for large tiles
 // A leaf whose rows()/cols() read a table (O(i1 - i0)) says so by kRowsReadTables/kColsReadTables

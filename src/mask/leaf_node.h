@@ -65,10 +65,11 @@ class LeafNode {
   virtual std::string device_type() const = 0;
   // Of a light leaf's Row (mask/leaf.h, among()); 0: it is none.
   virtual int device_light_row_bytes() const { return 0; }
-  virtual bool device_mapped() const { return false; }  // see kMapped there
-  virtual bool device_unsure() const { return false; }  // see kUnsure there
-  virtual bool device_even() const { return false; }    // see kEven there
-  virtual bool relative() const { return false; }       // see kRelative there
+  virtual bool device_mapped() const { return false; }    // see kMapped there
+  virtual bool device_unsure() const { return false; }    // see kUnsure there
+  virtual bool device_anywhere() const { return false; }  // see kAnywhere there
+  virtual bool device_even() const { return false; }      // see kEven there
+  virtual bool relative() const { return false; }         // see kRelative there
   /// Of a leaf that is documents behind each other: where they begin, and the last one ends; or null.
   virtual const TokenTable<i32>* documents() const { return nullptr; }
   virtual std::string device_definition() const = 0;

@@ -93,6 +93,9 @@ class LeafOf final : public LeafNode {
   bool device_unsure() const override {
     return requires { L::kUnsure; };
   }
+  bool device_anywhere() const override {
+    return requires { L::kAnywhere; };
+  }
   bool device_even() const override {
     return requires { L::kEven; };
   }

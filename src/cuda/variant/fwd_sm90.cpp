@@ -26,6 +26,12 @@ MaskKind kind_of(const BoundMask& mask) {
   if (row_bytes > kLightRowBytes) return MaskKind::kHeavy;
   return mapped ? MaskKind::kMapped : MaskKind::kLight;
 }
+/// See forward_section().
+bool is_local(const AttentionProblem& p, const Sequences& seq) {
+  bool anywhere = false;
+  for (const auto& leaf : p.mask->leaves()) anywhere |= leaf->device_anywhere();
+  return seq.cut() || (has_map(kind_of(*p.mask)) && !anywhere);
+}
 const char* text_of(MaskKind kind) {
   constexpr const char* kTexts[] = {"MaskKind::kNone", "MaskKind::kLight", "MaskKind::kMapped",
                                     "MaskKind::kHeavy"};
@@ -124,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.num_tiles = a.tiles_per_head * a.heads;
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
     a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv),
-                                has_map(kind_of(*p.mask)) || a.seq.cut());
+                                is_local(p, a.seq));
     const i32 last = heads_by_length(a.heads, a.tiles_per_head, call.device().num_sms);
     a.last = min_of(ceil_div(max_of(last, a.section), a.seq.group) * a.seq.group, a.heads);
     if (has_map(kind_of(*p.mask))) a.map = call.tile_map(shape.rows(), shape.keys, false);

@@ -8,7 +8,8 @@ namespace jali::leaf {
 /// Key j is visible to row i when blocks[b, h, i / block_rows, j / block_keys].
 struct BlockBitset {
   static constexpr const char* kName = "block_bitset";
-  static constexpr bool kRowsReadTables = false, kColsReadTables = false, kByBlocks = true;
+  static constexpr bool kRowsReadTables = false, kColsReadTables = false;
+  static constexpr bool kByBlocks = true, kAnywhere = true;
   GridTable<u8> blocks;
   Scalar block_rows, block_keys;
 

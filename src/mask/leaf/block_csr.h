@@ -10,7 +10,8 @@ namespace jali::leaf {
 /// col_idx[b, h, row_ptr[b, h, y] : row_ptr[b, h, y + 1]], strictly increasing.
 struct BlockCsr {
   static constexpr const char* kName = "block_csr";
-  static constexpr bool kRowsReadTables = false, kColsReadTables = false, kByBlocks = true;
+  static constexpr bool kRowsReadTables = false, kColsReadTables = false;
+  static constexpr bool kByBlocks = true, kAnywhere = true;
   TokenTable<i32> row_ptr, col_idx;
   Scalar block_rows, block_keys;
 

@@ -9,7 +9,7 @@ namespace jali::leaf {
 struct Dense {
   static constexpr const char* kName = "dense";
   static constexpr bool kRowsReadTables = true, kColsReadTables = true;
-  static constexpr bool kUnsure = true;
+  static constexpr bool kUnsure = true, kAnywhere = true;
   GridTable<u8> tensor;
 
   template <class V>
