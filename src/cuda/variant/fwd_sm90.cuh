@@ -746,8 +746,8 @@ struct Forward {
         Wgmma<BF16, kKeys, true>::rs(s, ones, descriptor(sm.added(stage), kAddedMatrixBytes), 1);
       }
     }
-    /// O += P V of key tile n, as soon as V is there.
-    JALI_DEVICE void multiply_pv(u32 n) {
+    /// O += P V of key tile n, as soon as V is there; O = P V if it is the first one of its row tile.
+    JALI_DEVICE void multiply_pv(u32 n, bool first) {
       constexpr i32 kSteps = kKeys / kVSplit / 16;
 #pragma unroll
       for (i32 i = 0; i < kVSplit; ++i) {
@@ -757,7 +757,8 @@ struct Forward {
         wgmma_fence();
 #pragma unroll
         for (i32 t = 0; t < kSteps; ++t) {
-          Wgmma<T, kDv, true>::rs(o, p + 4 * (i * kSteps + t), v + t * (16 * kRowBytes / 16), 1);
+          Wgmma<T, kDv, true>::rs(o, p + 4 * (i * kSteps + t), v + t * (16 * kRowBytes / 16),
+                                  i + t > 0 || !first);
         }
       }
       wgmma_commit();
@@ -982,44 +983,40 @@ struct Forward {
       // slower.
       exponentials<0, 0>(total);
       pin(total[0] + total[1], sm.base + kBarriers);
-      finish_pv(count - 1);  // NOTE: not in the loop, since all warps of a warpgroup wait as one
-      bool again = false;
-#pragma unroll 1
-      while (true) {
-        exponentials<1, 0>(total);
-        tile::to_operand<T>(s, p);
-        // NaNs are not below anything.
-        const float most = maximum_or_nan(total[0] + total[1], total[2] + total[3]);
-        if (__all_sync(0xffffffffu, most <= tile::kRoom)) break;
+      finish_pv(count - 1);
+      exponentials<1, 0>(total);
+      tile::to_operand<T>(s, p);
+      if (!sums_are_below(total, tile::kRoom)) {
         looks = true;
-        if (again | __all_sync(0xffffffffu, most <= tile::kMost<T>)) break;
-        again = true;
-        score_again(stage);
-        look_for_maxima();
+        if (!sums_are_below(total, tile::kMost<T>)) {
+          score_again(stage);
+          look_for_maxima();
 #pragma unroll
-        for (i32 n = 0; n < 4; ++n) total[n] = 0;
-        exponentials<0, 0>(total);
+          for (i32 n = 0; n < 4; ++n) total[n] = 0;
+          exponentials<0, 0>(total);
+          exponentials<1, 0>(total);
+          tile::to_operand<T>(s, p);
+          looks |= !sums_are_below(total, tile::kRoom);
+        }
       }
       tile::add_sums(state, rescale, total);
+    }
+    JALI_DEVICE bool sums_are_below(const float (&total)[4], float most) {
+      // NaNs are not below anything.
+      const float sum = maximum_or_nan(total[0] + total[1], total[2] + total[3]);
+      return __all_sync(0xffffffffu, sum <= most);
     }
     JALI_DEVICE void look_for_maxima() {
       take_maximum<0, true, tile::kSmallSlack>();
       take_maximum<1, true, tile::kSmallSlack>();
       // What rises may go on to do so.
-      looks = __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) |
-              state.any_new();
-    }
-    JALI_DEVICE void clear_output(float zero = 0) {
-#pragma unroll
-      for (i32 n = 0; n < kDv / 2; ++n) o[n] = zero;
+      looks =
+          __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) | state.any_new();
     }
     JALI_DEVICE void close_row_tile(i32 n, const tile::RowState& end) {
       const RowTile t = RowTile::load(sm.tile(n));
       store(t, end);
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(n % kCellSlots), lane == 0);
-      // PERF: a zero that ptxas does not know: the others come by way of as many uniform registers.
-      constexpr bool kHasRegister = kDv < 192;
-      clear_output(kHasRegister ? __int_as_float(min_of(t.row, 0)) : 0.0f);
     }
 
     /// The very first S, which has no P V to run beside.
@@ -1041,7 +1038,6 @@ struct Forward {
       begin_weights<true>(total);
       end_weights<kEarly>(total);
       if constexpr (kGuesses) looks = state.any_new();
-      clear_output();
       count = 1;
     }
 
@@ -1057,6 +1053,7 @@ struct Forward {
     template <bool kAny>
     JALI_DEVICE Closed step() {
       const u32 stage = count % kStages;
+      const bool first = note & kFirst;  // the last one
       note = next;
       const bool opens = kAny && (note & kFirst) != 0;
       wait_k();
@@ -1069,7 +1066,7 @@ struct Forward {
       wgmma_fence();
       multiply_qk(slot, stage);
       wgmma_commit();
-      multiply_pv(count - 1);
+      multiply_pv(count - 1, first);
       if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
       // PERF: passes at once; but nothing of what follows moves up, between the MMAs.
       if (kHoldsBack) wait_k();
@@ -1119,7 +1116,7 @@ struct Forward {
     JALI_DEVICE Closed end() {
       tie(p);
       tie(o);
-      multiply_pv(count - 1);
+      multiply_pv(count - 1, note & kFirst);
       wgmma_wait<0>();
       tie(o);
       return {opened - 1, state};
