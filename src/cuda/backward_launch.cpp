@@ -121,8 +121,8 @@ extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
 )" + sums + "}  // namespace jali::cuda\n";
           },
           // NOTE: turns at D 64 would spill.
-          has_maps(p) && asks_by_runs(*p.mask) && p.D <= 128 && p.Dv <= 128 &&
-              (p.D > 64 || !p.deterministic) && options == ScoreOptions{} &&
+          asks_by_runs(*p.mask) && p.D <= 128 && p.Dv <= 128 &&
+              (p.D > 64 || (has_maps(p) && !p.deterministic)) && options == ScoreOptions{} &&
               wanted == BiasGradients{}};
 }
 

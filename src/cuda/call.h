@@ -22,8 +22,8 @@ struct KernelText {
   /// Whether ptxas may leave it at -O1: where nothing is done to scores, else it spills, and nobody asks
   /// cell by cell. PERF: compiled in 0.87 (backward) and 0.92 (forward) of the time, and as fast; but
   /// finders of a neighbourhood took twice the time (backward 2,000, not 1,490 us), of spans of documents
-  /// joined with a causal mask the forward 4 % more, a forward of D64 2 %, a backward of D256 3 %. Not for
-  /// a backward without maps, which is compiled soon as it is.
+  /// joined with a causal mask the forward 4 % more, a forward of D64 2 %, a backward of D256 3 %, one of
+  /// D64 without maps 1 %.
   bool quick = false;
 };
 /// What is compiled.
