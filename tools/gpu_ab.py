@@ -3,7 +3,7 @@
 Each build has a process of its own with the Python package of this checkout; calls are timed in
 turns, in random order, since the card is bound by power and two runs behind each other differ by
 8 %. Prints medians in us, their ratio to the first build's, and minima. Cases are those of
-`./dev bench gpu`.
+`./dev bench gpu`: dense, masks, and options ("option ALiBi").
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jali.bench.timing import in_turns
 
@@ -23,26 +24,33 @@ from jali.bench.timing import in_turns
 def make_calls(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], object]]]:
     """What makes the call of each case."""
     import jali
-    from jali.bench import gpu
+    from jali.bench import gpu, gpu_costs
     from torch import Tensor
 
-    cases = [(name, p, jali.CausalMask() if causal else None) for name, p, causal, _ in gpu.DENSE]
-    cases += [(name, p, mask) for name, p, mask, _ in gpu.sparse_cases()]
-
-    def maker(problem: gpu.Problem, mask: jali.Mask | None) -> Callable[[], Callable[[], object]]:
+    def maker(
+        problem: gpu.Problem,
+        mask: jali.Mask | None,
+        make_option: Callable[[], dict[str, Any]] = dict,
+    ) -> Callable[[], Callable[[], object]]:
         def call() -> Callable[[], object]:
             there = None if mask is None else mask.to("cuda")
+            keywords = {"deterministic": args.deterministic, **make_option()}
 
             def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                return jali.attention(q, k, v, there, deterministic=args.deterministic)
+                out = jali.attention(q, k, v, there, **keywords)
+                return out[0] if isinstance(out, tuple) else out
 
             make = gpu.backward_call if args.backward else gpu.forward_call
             return make(attention, problem.tensors(args.backward))
 
         return call
 
-    wanted = args.only or [""]
-    return {name: maker(p, mask) for name, p, mask in cases if any(w in name for w in wanted)}
+    causal = jali.CausalMask()
+    makers = {name: maker(p, causal if c else None) for name, p, c, _ in gpu.DENSE}
+    makers |= {name: maker(p, mask) for name, p, mask, _ in gpu.sparse_cases()}
+    for name, make, *_ in gpu_costs.with_options():
+        makers[f"option {name}"] = maker(gpu_costs.OPTIONS_PROBLEM, None, make)
+    return {n: m for n, m in makers.items() if any(w in n for w in args.only or [""])}
 
 
 def work(args: argparse.Namespace) -> None:

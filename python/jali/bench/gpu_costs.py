@@ -27,34 +27,42 @@ from .timing import by_wall_clock
 BYTES_PER_SECOND = 4.0e12
 
 
-def with_options(problem: Problem) -> list[tuple[str, dict[str, Any], float, float]]:
-    """name, keywords, bytes that a forward and a backward read and write for it."""
-    heads, length = problem.Hq, problem.L
+#: What options are timed with.
+OPTIONS_PROBLEM = Problem(1, 16, 16, 8192, 128, 128)
+
+
+def with_options() -> list[tuple[str, Callable[[], dict[str, Any]], float, float]]:
+    """name, what makes the keywords, bytes that a forward and a backward read and write for it."""
+    heads, length = OPTIONS_PROBLEM.Hq, OPTIONS_PROBLEM.L
 
     def made(*shape: int) -> Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
-    bias = made(1, heads, length, length)
-    trained = bias.clone().requires_grad_()
+    def bias() -> Tensor:
+        return made(1, heads, length, length)
+
+    traffic = 2 * heads * length**2
     return [
-        ("softcap 30", {"softcap": 30.0}, 0, 0),
-        ("key_bias", {"key_bias": made(1, heads, length)}, 0, 0),
-        ("key_bias, its gradient", {"key_bias": made(1, heads, length).requires_grad_()}, 0, 0),
-        ("ALiBi", {"alibi_slopes": torch.rand(heads, device="cuda")}, 0, 0),
-        ("sinks", {"sinks": made(heads)}, 0, 0),
-        ("dropout 0.1", {"dropout_p": 0.1, "seed": 1}, 0, 0),
-        ("lse", {"return_lse": True}, 0, 0),
-        ("deterministic", {"deterministic": True}, 0, 0),
-        ("bias per row and key", {"bias": bias}, bias.nbytes, bias.nbytes),
-        ("the same, its gradient", {"bias": trained}, bias.nbytes, 2 * bias.nbytes),
-    ]
+        ("softcap 30", lambda: {"softcap": 30.0}, 0, 0),
+        ("key_bias", lambda: {"key_bias": made(1, heads, length)}, 0, 0),
+        ("key_bias, its gradient",
+         lambda: {"key_bias": made(1, heads, length).requires_grad_()}, 0, 0),
+        ("ALiBi", lambda: {"alibi_slopes": torch.rand(heads, device="cuda")}, 0, 0),
+        ("sinks", lambda: {"sinks": made(heads)}, 0, 0),
+        ("dropout 0.1", lambda: {"dropout_p": 0.1, "seed": 1}, 0, 0),
+        ("lse", lambda: {"return_lse": True}, 0, 0),
+        ("deterministic", lambda: {"deterministic": True}, 0, 0),
+        ("bias per row and key", lambda: {"bias": bias()}, traffic, traffic),
+        ("the same, its gradient", lambda: {"bias": bias().requires_grad_()}, traffic, 2 * traffic),
+    ]  # fmt: skip
 
 
 def options(report: Report, rounds: int) -> None:
     """Time of dense attention with an option against the same without."""
-    problem = Problem(1, 16, 16, 8192, 128, 128)
+    problem = OPTIONS_PROBLEM
     print(f"\nOptions, d128 H16 8K, bf16: time against attention without; {rounds} rounds")
-    for name, keywords, *traffic in with_options(problem):
+    for name, make, *traffic in with_options():
+        keywords = make()
         line = f"  {name:26}"
         for backward in (False, True):
             tensors = problem.tensors(backward)
@@ -71,7 +79,7 @@ def options(report: Report, rounds: int) -> None:
                 own = forward_call(attention, tensors)
                 plain = forward_call(jali.attention, tensors)
             with torch.set_grad_enabled(backward):
-                seconds = interleaved({"own": own, "plain": plain}, rounds, 12)
+                seconds = interleaved({"own": own, "plain": plain}, rounds, problem.calls())
             free = traffic[backward] / BYTES_PER_SECOND
             value = (seconds["own"] - free) / seconds["plain"]
             section = "options, backward" if backward else "options, forward"
