@@ -273,8 +273,8 @@ struct Forward {
   // Consumers guess that full tiles bring no new maxima: they do not look for any, and make S again
   // where sums of weights say that the guess was wrong (guess_weights). Not where that takes more than S
   // and what is added for keys, or registers that three warpgroups lack. PERF: D128 7 % less time, D64
-  // 7 %; D256 as much, softcap and dropout 2 % more. ALiBi, whose maxima rise before the diagonal, as much,
-  // under a causal mask 5 % less.
+  // 7 %, ALiBi 21 %, since its maxima come first; D256 as much, softcap and dropout 2 % more. Partial
+  // tiles, too: windows 8 % more.
   static constexpr bool kGuesses = kDv <= 128 && kKeyBias <= kMultiplies &&
                                    !(kConsumers == 3 && kMasked) &&
                                    !(kBias || kOptions.any_scale || kOptions.softcap ||
@@ -390,28 +390,32 @@ struct Forward {
     }
   }
 
-  /// The active key tiles of a row tile, the last one first, 32 classified at a time.
+  /// The active key tiles of a row tile, the last one first, 32 classified at a time. ALiBi: first those
+  /// from the diagonal on, where maxima are, then those behind it.
   template <class Visit>
   JALI_DEVICE static void classify_and_visit(const M& mask, u32 tile, i32 lane, Visit visit) {
     auto rows_of = [&](const RowTile& t) {
       return mask.rows(t.f, t.row, min_of(t.row + kRows, t.f.num_rows));
     };
-    i32 begin, end;
+    i32 begin, count, first;  // visited: first, first - 1, …, begin, begin + count - 1, …
     {
       const RowTile t = RowTile::load(tile);
       const Span span = mask.key_span(t.f, rows_of(t));
       begin = max_of(span.begin, 0) / kKeys;
-      end = ceil_div(min_of(span.end, t.f.num_keys), kKeys);
+      count = ceil_div(min_of(span.end, t.f.num_keys), kKeys) - begin;
+      first = begin + count - 1;
+      if constexpr (kLinear) first = clamp_to((t.place() + kRows - 1) / kKeys, begin, first);
     }
+    auto index_of = [&](i32 n) { return first - n + (kLinear && first - n < begin ? count : 0); };
 #pragma unroll 1
-    for (; end > begin; end -= 32) {
-      const i32 c = end - 1 - opaque(lane);  // lane 0 has the last one
+    for (i32 done = 0; done < count; done += 32) {
+      const i32 n = done + opaque(lane);
       const RowTile t = RowTile::load(tile);
       const typename M::RowBlock rows = rows_of(t);
       const i32 num_keys = t.f.num_keys;
       Tile cls = Tile::kEmpty;
-      if (c >= begin) {
-        const i32 key_end = min_of((c + 1) * kKeys, num_keys);
+      if (n < count) {
+        const i32 c = index_of(n), key_end = min_of((c + 1) * kKeys, num_keys);
         cls = mask.classify(t.f, rows, mask.cols(t.f, c * kKeys, key_end));
         // A tile that hangs over the end has columns to hide.
         if (cls == Tile::kFull && (c + 1) * kKeys > num_keys) cls = Tile::kPartial;
@@ -422,13 +426,13 @@ struct Forward {
       while (active) {
         const i32 n = __ffs(active) - 1;
         active &= active - 1;
-        visit(end - 1 - n, partial >> n & 1);
+        visit(index_of(done + n), partial >> n & 1);
       }
     }
   }
 
-  /// visit(index, partial) of the active key tiles of a row tile, the last one first. tile: where it
-  /// lies in shared memory.
+  /// visit(index, partial) of the active key tiles of a row tile, the last one first; ALiBi without a map:
+  /// see there. tile: where it lies in shared memory.
   template <class Visit>
   JALI_DEVICE static void visit_tiles(const ForwardArgs& a, const M& mask, u32 tile, i32 lane,
                                       Visit visit) {
