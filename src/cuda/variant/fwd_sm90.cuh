@@ -12,7 +12,7 @@
 //           find out what consumers need to know of a mask: of a light one the numbers of each row, of
 //           a heavy one the cells of partial tiles; and they bring what keys add to scores. The other
 //           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
-//           across row tiles too. Three take turns at the tensor cores.
+//           across row tiles too. Three take turns at the tensor cores, under a light mask two, too.
 // Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
 //           when S is there. What each costs: docs/performance.md.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
@@ -112,9 +112,14 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
       (options.alibi || options.softcap || options.any_scale) && mask != MaskKind::kNone;
   if (kD == 64 && kDv == 64 && lean && !many && !has_map(mask)) {
     s.warpgroups = 3;  // 517, with two 460
-    s.turns = true;    // with two they are slower in turns: D96 535, else 555; D256 653, 660
+    s.turns = true;
     s.loader_registers = 32;
     s.consumer_registers = 160;
+  }
+  // Or two may fall into step, and then wait for the tensor cores together. PERF: causal D96 2.28, not
+  // 2.65 million cycles, D128 1K 2 % less time; dense D128 4 % more, random blocks 3 %, D192 and D256 as much.
+  if (mask == MaskKind::kLight && kD > 64 && kD <= 128 && kDv <= 128 && lean && !many) {
+    s.turns = true;
   }
   // 1K tokens: 549, without 534; a window of 1024: 2 % faster.
   if (mask != MaskKind::kHeavy && kD == 128 && !bias) s.early = 4;
