@@ -165,6 +165,13 @@ JALI_DEVICE void pin(float x, u32 shared) {
       : "memory");
 }
 
+/// The same of a word; the condition is that the address were negative.
+JALI_DEVICE void pin(u32 x, u32 shared) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %1, 0;\n@p st.shared.b32 [%1], %0;\n}" ::"r"(x),
+               "r"(shared)
+               : "memory");
+}
+
 /// Keeps later loads behind the work that makes x, by a store under a condition that never holds.
 /// PERF: ptxas loads for a whole tile at once else, and spills.
 JALI_DEVICE void hold_loads(float x, void* anywhere) {

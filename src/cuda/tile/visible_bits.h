@@ -21,8 +21,8 @@ struct QuadRun {
   JALI_DEVICE i32 last() const { return first + 32 * kGroups - 1; }
   JALI_DEVICE u32 between(i32 lo, i32 hi) const {
     const i32 begin = before(max_of(lo, first) - first);
-    const i32 end = before(max_of(min_of(hi, last()), first - 1) + 1 - first);
-    return ptx::bit_mask(begin, max_of(end - begin, 0));
+    const i32 end = before(static_cast<u32>(max_of(hi, first - 1)) - (first - 1));
+    return ptx::bit_mask(0, end) & ~ptx::bit_mask(0, begin);
   }
   /// The bits of those that fit. PERF: in a loop, or the code would not fit the instruction cache.
   template <class Fits>
@@ -35,7 +35,7 @@ struct QuadRun {
   JALI_DEVICE u32 all() const { return ptx::bit_mask(0, before(max_of(end - first, 0))); }
   /// How many of them come before the key `distance` after the first.
   JALI_DEVICE static i32 before(u32 distance) {
-    return static_cast<i32>(distance / 8 * 2 + min_of(distance % 8, 2u));
+    return static_cast<i32>((distance + 7) / 8 + (distance + 6) / 8);
   }
 };
 

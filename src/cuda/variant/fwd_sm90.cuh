@@ -841,9 +841,10 @@ struct Forward {
       }
       if constexpr (kOptions.alibi && (kAny || !kLinear)) alibi.add(s);
     }
-    /// Cells that are not visible get a score of -infinity. PERF: full tiles, too, where they open a
-    /// row tile: one more kind of step costs more, in misses of the instruction cache.
-    JALI_DEVICE void hide() {
+    /// Which cells of the key tile are visible; before the wait for S, which does not need them yet.
+    /// PERF: of full tiles, too, where they open a row tile: one more kind of step costs more, in misses
+    /// of the instruction cache.
+    JALI_DEVICE tile::VisibleBits<kGroups> visible_bits() {
       tile::VisibleBits<kGroups> bits;
       if constexpr (kHeavy) {
         const bool partial = note & kPartial;
@@ -865,17 +866,24 @@ struct Forward {
           bits.show(keys);
         }
       }
-      bits.hide(s, -infinity());
+      pin(bits.words[0] ^ bits.words[1], sm.base);
+      return bits;
     }
-    /// Out and LSE.
-    JALI_DEVICE void store(const RowTile& t, const tile::RowState& end) {
-      float inverse[2];
+    /// A row tile whose sums are complete; O is, or will be.
+    struct Closed {
+      i32 tile = -1;     // none
+      float inverse[2];  // of the sums
+    };
+    /// Stores the LSE of row tile n.
+    JALI_DEVICE Closed close_sums(i32 n) {
+      Closed closed{n};
+      const RowTile t = RowTile::load(sm.tile(n));
       float* to_lse = opaque(a.lse + t.lse(a, t.row + row()));
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
-        float total = end.sum[e] + shuffle_xor(end.sum[e], 1);
+        float total = state.sum[e] + shuffle_xor(state.sum[e], 1);
         total += shuffle_xor(total, 2);
-        float top = end.max[e] * scale(), factor = 1;
+        float top = state.max[e] * scale(), factor = 1;
         if constexpr (kLinear) {  // take off what rows are measured with
           const float slope = a.scores.alibi_slopes[t.f.h] * kLog2E;
           top = __fmaf_rn(-slope, static_cast<float>(row() + 8 * e), top);
@@ -890,7 +898,7 @@ struct Forward {
         }
         if constexpr (kOptions.dropout) factor *= a.scores.keep_scale;
         // A NaN must come through.
-        inverse[e] = total == 0.0f ? 0.0f : __fdividef(factor, total);
+        closed.inverse[e] = total == 0.0f ? 0.0f : __fdividef(factor, total);
         const i32 r = t.row + row() + 8 * e;
         const float lse = total == 0.0f ? -infinity() : (top + log2_fast(total)) * kLn2;
         asm volatile(
@@ -899,6 +907,9 @@ struct Forward {
             : "memory");
         to_lse += 8 * a.lse_stride_l;
       }
+      return closed;
+    }
+    JALI_DEVICE void store(const RowTile& t, const float (&inverse)[2]) {
       const i32 first = t.row + warp() * 16, rows = t.f.num_rows - first;
       u16* const out = static_cast<u16*>(a.out) + t.out(a, first);
       if constexpr (kShape.staged) {
@@ -1022,10 +1033,9 @@ struct Forward {
       looks =
           __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) | state.any_new();
     }
-    JALI_DEVICE void close_row_tile(i32 n, const tile::RowState& end) {
-      const RowTile t = RowTile::load(sm.tile(n));
-      store(t, end);
-      if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(n % kCellSlots), lane == 0);
+    JALI_DEVICE void close_row_tile(const Closed& closed) {
+      store(RowTile::load(sm.tile(closed.tile)), closed.inverse);
+      if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(closed.tile % kCellSlots), lane == 0);
     }
 
     /// The very first S, which has no P V to run beside.
@@ -1037,11 +1047,12 @@ struct Forward {
       wgmma_commit();
       next = read_note(1);
       prepare<true>();
+      const tile::VisibleBits<kGroups> bits = visible_bits();
       wgmma_wait<0>();
       tie(s);
       free_k(0);
       if (kOptions.adjusts()) adjust<true>();
-      if (kMasked || note & kPartial) hide();
+      bits.hide(s, -infinity());
       float total[4] = {0, 0, 0, 0};
       state.begin_if(true);
       begin_weights<true>(total);
@@ -1050,11 +1061,6 @@ struct Forward {
       count = 1;
     }
 
-    /// A row tile whose O is complete.
-    struct Closed {
-      i32 tile = -1;  // none
-      tile::RowState end;
-    };
     /// S of this key tile in flight with O += P V of the last one. kAny: this key tile may be partial,
     /// and may open a row tile, where the last one closed the row tile before: that is returned. PERF: a
     /// template, since a branch while WGMMAs are in flight costs 6 %; not more of them, which the
@@ -1078,9 +1084,15 @@ struct Forward {
       multiply_pv(count - 1, first);
       if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
       // PERF: passes at once; but nothing of what follows moves up, between the MMAs.
-      if (kHoldsBack) wait_k();
+      if (kHoldsBack || kAny) wait_k();
       next = read_note(count + 1);  // PERF: beside the MMAs, not before them
       prepare<kAny>();
+      Closed closed;
+      tile::VisibleBits<kGroups> bits;
+      if constexpr (kAny) {
+        bits = visible_bits();
+        if (opens) closed = close_sums(opened - 2);
+      }
       wgmma_wait<1>();
       tie(s);
       // What keys add may be needed again.
@@ -1090,13 +1102,12 @@ struct Forward {
       constexpr bool kTight = (kDv >= 192 && (kAny || kOptions.per_cell())) ||
                               (kAny && kShape.consumer_registers <= 160);
       if (kTight) finish_pv(count - 1);
-      const tile::RowState before = state;
       if constexpr (kGuess) {
         guess_weights(stage);
         if (kHolds) free_k(stage);
       } else {
         if (kOptions.adjusts()) adjust<kAny>();
-        if (kAny) hide();
+        if constexpr (kAny) bits.hide(s, -infinity());
         if constexpr (kAny) state.begin_if(opens);
         float total[4] = {0, 0, 0, 0};
         begin_weights<kAny || kOptions.loads()>(total);
@@ -1118,7 +1129,7 @@ struct Forward {
         }
       }
       ++count;
-      return {opens ? opened - 2 : -1, before};
+      return closed;
     }
 
     /// The last P V.
@@ -1126,9 +1137,10 @@ struct Forward {
       tie(p);
       tie(o);
       multiply_pv(count - 1, note & kFirst);
+      const Closed closed = close_sums(opened - 1);
       wgmma_wait<0>();
       tie(o);
-      return {opened - 1, state};
+      return closed;
     }
   };
 
@@ -1148,7 +1160,7 @@ struct Forward {
       // PERF: all row tiles are closed here, the last one, too: a tenth less to compile.
       const bool ends = c.next & kEnd;
       const typename Consumer::Closed closed = ends ? c.end() : c.template step<true>();
-      if (closed.tile >= 0) c.close_row_tile(closed.tile, closed.end);
+      if (closed.tile >= 0) c.close_row_tile(closed);
       if (ends) return;
     }
   }
