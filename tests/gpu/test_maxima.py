@@ -82,6 +82,18 @@ def test_with_what_keys_add(step: float, D: int) -> None:
     check(tensors, softcap=60.0, tolerance=0.2)
 
 
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("q_offset", [-2000, 0, 100, 500, 5000])
+def test_alibi_from_wherever_its_diagonal_is(q_offset: int, D: int) -> None:
+    """The key tiles at the diagonal come first, then those before it, then those behind it."""
+    tensors = inputs("turn", 4.0, D, torch.bfloat16)
+    slopes = torch.tensor([0.02, 1.0])
+    window = jali.WindowMask(600, 400)
+    for mask in (None, window) if 0 <= q_offset < KEYS else (None,):
+        check(tensors, mask, alibi_slopes=slopes, q_offset=q_offset)
+        check(tensors, mask, alibi_slopes=-slopes, q_offset=q_offset)
+
+
 @pytest.mark.parametrize("D", [40, 128])
 @pytest.mark.parametrize("kind", ["rise", "turn"])
 def test_scores_of_other_layouts(kind: str, D: int) -> None:
