@@ -25,7 +25,6 @@ def make_calls(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], 
     """What makes the call of each case."""
     import jali
     from jali.bench import gpu, gpu_costs
-    from torch import Tensor
 
     def maker(
         problem: gpu.Problem,
@@ -34,14 +33,8 @@ def make_calls(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], 
     ) -> Callable[[], Callable[[], object]]:
         def call() -> Callable[[], object]:
             there = None if mask is None else mask.to("cuda")
-            keywords = {"deterministic": args.deterministic, **make_option()}
-
-            def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                out = jali.attention(q, k, v, there, **keywords)
-                return out[0] if isinstance(out, tuple) else out
-
-            make = gpu.backward_call if args.backward else gpu.forward_call
-            return make(attention, problem.tensors(args.backward))
+            options = {"deterministic": args.deterministic, **make_option()}
+            return gpu.our_call(problem.tensors(args.backward), args.backward, there, **options)
 
         return call
 

@@ -104,8 +104,24 @@ def backward_call(attention: Callable[..., Tensor], tensors: Sequence[Tensor]) -
     return gradients(attention(q, k, v), (q, k, v), grad)
 
 
-def ours(mask: Any) -> Callable[..., Tensor]:
-    return lambda q, k, v: jali.attention(q, k, v, mask)
+def ours(mask: Any = None, **options: Any) -> Callable[..., Tensor]:
+    """Jali's output alone."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = jali.attention(q, k, v, mask, **options)
+        return out[0] if isinstance(out, tuple) else out
+
+    return call
+
+
+def our_call(tensors: Sequence[Tensor], backward: bool, mask: Any = None, **options: Any) -> Call:
+    """Jali's forward; or its backward, with the gradients of options that are trained, too."""
+    attention = ours(mask, **options)
+    if not backward:
+        return forward_call(attention, tensors)
+    *qkv, grad = tensors
+    trained = [x for x in options.values() if isinstance(x, Tensor) and x.requires_grad]
+    return gradients(attention(*qkv), [*qkv, *trained], grad)
 
 
 def sdpa(backend: SDPBackend, causal: bool) -> Callable[..., Tensor]:
@@ -251,11 +267,10 @@ def sparse(report: Report, rounds: int) -> None:
     for backward in (False, True):
         print("backward" if backward else "forward")
         tensors = base.tensors(backward)
-        make = backward_call if backward else forward_call
-        reference = make(ours(None), tensors)
+        reference = our_call(tensors, backward)
         full_flops = base.flops(base.L**2, backward)
         for name, problem, mask, goals in sparse_cases():
-            own = make(ours(mask.to("cuda")), problem.tensors(backward))
+            own = our_call(problem.tensors(backward), backward, mask.to("cuda"))
             own(), reference()
             flops = problem.flops(visible_cells(problem, mask), backward)
             times = max(1, round(full_flops / flops))  # as long as the dense call
@@ -362,10 +377,13 @@ def over_density(report: Report, rounds: int) -> list[Curve]:
     for share in shares:
         mask = jali.BlockSparseMask(random_blocks(problem.L, share)).to("cuda")
         for name, times in curves.items():
-            tensors = problem.tensors(name == "backward")
-            make = backward_call if name == "backward" else forward_call
-            with torch.set_grad_enabled(name == "backward"):
-                rivals = {"own": make(ours(mask), tensors), "dense": make(ours(None), tensors)}
+            backward = name == "backward"
+            tensors = problem.tensors(backward)
+            with torch.set_grad_enabled(backward):
+                rivals = {
+                    "own": our_call(tensors, backward, mask),
+                    "dense": our_call(tensors, backward),
+                }
                 seconds = interleaved(rivals, rounds, 8)
             times.append(seconds["own"] / seconds["dense"])
             report.add(Result("density", f"{name} {share:.0%}", times[-1], "x dense time"))

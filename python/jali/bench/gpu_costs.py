@@ -19,7 +19,16 @@ from torch.profiler import ProfilerActivity, profile
 import jali
 
 from . import timing
-from .gpu import Problem, backward_call, documents, forward_call, gradients, interleaved, sdpa
+from .gpu import (
+    Problem,
+    backward_call,
+    documents,
+    forward_call,
+    gradients,
+    interleaved,
+    our_call,
+    sdpa,
+)
 from .report import Report, Result
 from .timing import by_wall_clock
 
@@ -66,18 +75,7 @@ def options(report: Report, rounds: int) -> None:
         line = f"  {name:26}"
         for backward in (False, True):
             tensors = problem.tensors(backward)
-
-            def attention(*qkv: Tensor, given: dict[str, Any] = keywords) -> Any:
-                out = jali.attention(*qkv, **given)
-                return out[0] if isinstance(out, tuple) else out
-
-            if backward:
-                given = [x for x in keywords.values() if isinstance(x, Tensor) and x.requires_grad]
-                own = gradients(attention(*tensors[:3]), [*tensors[:3], *given], tensors[3])
-                plain = backward_call(jali.attention, tensors)
-            else:
-                own = forward_call(attention, tensors)
-                plain = forward_call(jali.attention, tensors)
+            own, plain = our_call(tensors, backward, **keywords), our_call(tensors, backward)
             with torch.set_grad_enabled(backward):
                 seconds = interleaved({"own": own, "plain": plain}, rounds, problem.calls())
             free = traffic[backward] / BYTES_PER_SECOND
@@ -124,10 +122,7 @@ def plan(report: Report) -> None:
             mask = mask.to("cuda")
             line = f"  {name:26}{length:>9,}"
             for backward in (False, True):
-                make = backward_call if backward else forward_call
-                times = kernel_times(
-                    make(lambda q, k, v, m=mask: jali.attention(q, k, v, m), tensors)
-                )
+                times = kernel_times(our_call(tensors, backward, mask))
                 before = sum(t for n, t in times.items() if "map" in n or "summar" in n)
                 section = "plan, backward" if backward else "plan, forward"
                 result = report.add(Result(section, f"{name} {length}", before * 1e6, "us",
