@@ -26,11 +26,10 @@ MaskKind kind_of(const BoundMask& mask) {
   if (row_bytes > kLightRowBytes) return MaskKind::kHeavy;
   return mapped ? MaskKind::kMapped : MaskKind::kLight;
 }
-/// See forward_section().
-bool is_local(const AttentionProblem& p, const Sequences& seq) {
+bool lies_anywhere(const BoundMask& mask) {
   bool anywhere = false;
-  for (const auto& leaf : p.mask->leaves()) anywhere |= leaf->device_anywhere();
-  return seq.cut() || (has_map(kind_of(*p.mask)) && !anywhere);
+  for (const auto& leaf : mask.leaves()) anywhere |= leaf->device_anywhere();
+  return anywhere;
 }
 const char* text_of(MaskKind kind) {
   constexpr const char* kTexts[] = {"MaskKind::kNone", "MaskKind::kLight", "MaskKind::kMapped",
@@ -129,11 +128,13 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.heads = batches * p.Hq;
     a.num_tiles = a.tiles_per_head * a.heads;
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
-    a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv),
-                                is_local(p, a.seq));
+    const bool mapped = has_map(kind_of(*p.mask));
+    const bool local = a.seq.cut() || (mapped && !lies_anywhere(*p.mask));
+    a.section =
+        forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv), local);
     const i32 last = heads_by_length(a.heads, a.tiles_per_head, call.device().num_sms);
     a.last = min_of(ceil_div(max_of(last, a.section), a.seq.group) * a.seq.group, a.heads);
-    if (has_map(kind_of(*p.mask))) a.map = call.tile_map(shape.rows(), shape.keys, false);
+    if (mapped) a.map = call.tile_map(shape.rows(), shape.keys, false);
     a.counter = call.counters(2);
     a.out = out.data;
     a.out_stride_b = out.stride_b;
