@@ -26,10 +26,12 @@ MaskKind kind_of(const BoundMask& mask) {
   if (row_bytes > kLightRowBytes) return MaskKind::kHeavy;
   return mapped ? MaskKind::kMapped : MaskKind::kLight;
 }
-bool lies_anywhere(const BoundMask& mask) {
+Reach reach_of(const BoundMask& mask, bool cut) {
+  if (cut) return Reach::kNear;
+  if (!has_map(kind_of(mask))) return Reach::kFar;
   bool anywhere = false;
   for (const auto& leaf : mask.leaves()) anywhere |= leaf->device_anywhere();
-  return anywhere;
+  return anywhere ? Reach::kAnywhere : Reach::kNear;
 }
 const char* text_of(MaskKind kind) {
   constexpr const char* kTexts[] = {"MaskKind::kNone", "MaskKind::kLight", "MaskKind::kMapped",
@@ -129,9 +131,8 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.num_tiles = a.tiles_per_head * a.heads;
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
     const bool mapped = has_map(kind_of(*p.mask));
-    const bool local = a.seq.cut() || (mapped && !lies_anywhere(*p.mask));
-    a.section =
-        forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv), local);
+    a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv),
+                                reach_of(*p.mask, a.seq.cut()));
     const i32 last = heads_by_length(a.heads, a.tiles_per_head, call.device().num_sms);
     a.last = min_of(ceil_div(max_of(last, a.section), a.seq.group) * a.seq.group, a.heads);
     if (mapped) a.map = call.tile_map(shape.rows(), shape.keys, false);
