@@ -331,6 +331,9 @@ struct Forward {
     JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % kTileSlots * 32; }
   };
 
+  /// The number of part i of key tile n's V among all. Number 0 is what the very first step multiplies.
+  JALI_DEVICE static u32 v_number(u32 n, i32 i) { return (n + 1) * kVSplit + i; }
+
   /// Where a key tile lies: before the diagonal of a row tile, across it, or behind it.
   enum class Side : u8 { kBefore, kAcross, kBehind };
   /// A row tile: rows [row, row + kRows) of a sequence and head.
@@ -537,7 +540,7 @@ struct Forward {
     JALI_DEVICE void load_v(u32 n) {
 #pragma unroll
       for (i32 i = 0; i < kVSplit; ++i) {
-        const u32 at = n * kVSplit + i, stage = at % kVStages;
+        const u32 at = v_number(n, i), stage = at % kVStages;
         load<kPartsV, kKeys / kVSplit>(n, i * (kKeys / kVSplit), map_v, sm.v(stage),
                                        sm.v_full(stage), sm.v_empty(stage), at / kVStages & 1);
       }
@@ -558,6 +561,7 @@ struct Forward {
     JALI_DEVICE void run() {
       i32 opened = 0;
       u32 n = 0;
+      for (i32 i = 0; i < kVSplit; ++i) barrier_expect(sm.v_full(i), 0);  // of number 0: nothing
       barrier_wait(sm.note_full(0), 0);
 #pragma unroll 1
       for (;; ++n) {
@@ -765,7 +769,7 @@ struct Forward {
       constexpr i32 kSteps = kKeys / kVSplit / 16;
 #pragma unroll
       for (i32 i = 0; i < kVSplit; ++i) {
-        const u32 at = n * kVSplit + i, stage = at % kVStages;
+        const u32 at = v_number(n, i), stage = at % kVStages;
         barrier_wait(sm.v_full(stage), at / kVStages & 1);
         const u32 v = descriptor(sm.v(stage), kKeys / kVSplit * kRowBytes);
         wgmma_fence();
@@ -783,7 +787,7 @@ struct Forward {
       tie(p);
 #pragma unroll
       for (i32 i = 0; i < kVSplit; ++i) {
-        barrier_arrive_if(sm.v_empty((n * kVSplit + i) % kVStages), frees & lane == 0);
+        barrier_arrive_if(sm.v_empty(v_number(n, i) % kVStages), frees & lane == 0);
       }
     }
     /// The tensor cores have read K, and Q for the last time if the next key tile needs another.
@@ -1043,31 +1047,9 @@ struct Forward {
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(closed.tile % kCellSlots), lane == 0);
     }
 
-    /// The very first S, which has no P V to run beside.
-    JALI_DEVICE void open() {
-      begin_row_tile();
-      tie(s);
-      wgmma_fence();
-      multiply_qk(0, 0);
-      wgmma_commit();
-      next = read_note(1);
-      prepare<true>();
-      const tile::VisibleBits<kGroups> bits = visible_bits();
-      wgmma_wait<0>();
-      tie(s);
-      free_k(0);
-      if (kOptions.adjusts()) adjust<true>();
-      bits.hide(s, -infinity());
-      float total[4] = {0, 0, 0, 0};
-      state.begin_if(true);
-      begin_weights<true>(total);
-      end_weights<kEarly>(total);
-      if constexpr (kGuesses) looks = state.any_new();
-      count = 1;
-    }
-
-    /// S of this key tile in flight with O += P V of the last one. kAny: this key tile may be partial,
-    /// and may open a row tile, where the last one closed the row tile before: that is returned. PERF: a
+    /// S of this key tile in flight with O += P V of the last one; the very first step, which has none,
+    /// multiplies what happens to be there, and nobody looks at it. kAny: this key tile may be partial, and
+    /// may open a row tile, where the last one closed the row tile before: that is returned. PERF: a
     /// template, since a branch while WGMMAs are in flight costs 6 %; not more of them, which the
     /// instruction cache misses.
     template <bool kAny>
@@ -1083,6 +1065,7 @@ struct Forward {
       tie(p);
       tie(o);
       tie(s);
+      if constexpr (kMultiplies) tie(ones);
       wgmma_fence();
       multiply_qk(slot, stage);
       wgmma_commit();
@@ -1096,7 +1079,7 @@ struct Forward {
       tile::VisibleBits<kGroups> bits;
       if constexpr (kAny) {
         bits = visible_bits();
-        if (opens) closed = close_sums(opened - 2);
+        if (opens && opened > 1) closed = close_sums(opened - 2);
       }
       wgmma_wait<1>();
       tie(s);
@@ -1157,9 +1140,8 @@ struct Forward {
     }
     if (kShape.turns && wg == 0) named_arrive(1, 256);
     c.wait_k();
-    c.note = c.read_note(0);
-    if (c.note & kEnd) return;
-    c.open();
+    c.next = c.read_note(0);
+    if (c.next & kEnd) return;
     while (true) {
       while (!(c.next & (kFirst | kPartial | kEnd))) c.template step<false>();
       // PERF: all row tiles are closed here, the last one, too: a tenth less to compile.
