@@ -26,9 +26,9 @@ MaskKind kind_of(const BoundMask& mask) {
   if (row_bytes > kLightRowBytes) return MaskKind::kHeavy;
   return mapped ? MaskKind::kMapped : MaskKind::kLight;
 }
-Reach reach_of(const BoundMask& mask, bool cut) {
+Reach reach_of(const BoundMask& mask, bool mapped, bool cut) {
   if (cut) return Reach::kNear;
-  if (!has_map(kind_of(mask))) return Reach::kFar;
+  if (!mapped) return Reach::kFar;
   bool anywhere = false;
   for (const auto& leaf : mask.leaves()) anywhere |= leaf->device_anywhere();
   return anywhere ? Reach::kAnywhere : Reach::kNear;
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
     const bool mapped = has_map(kind_of(*p.mask));
     a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv),
-                                reach_of(*p.mask, a.seq.cut()));
+                                reach_of(*p.mask, mapped, a.seq.cut()));
     const i32 last = heads_by_length(a.heads, a.tiles_per_head, call.device().num_sms);
     a.last = min_of(ceil_div(max_of(last, a.section), a.seq.group) * a.seq.group, a.heads);
     if (mapped) a.map = call.tile_map(shape.rows(), shape.keys, false);

@@ -23,8 +23,8 @@
 //           cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
 //           find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one a
 //           finder warp; cells_empty: one a consumer warp.
-// Here      for host and kernel: ForwardShape, forward_shape, ForwardArgs; Forward: Shared, RowTile,
-//           plan, Loader, find, Consumer and consume, run.
+// Here      for host and kernel: ForwardShape, forward_shape, forward_section, ForwardArgs; Forward:
+//           Shared, RowTile, plan, Loader, find, Consumer and consume, run.
 #pragma once
 
 #include "cuda/kernel/limits.h"
@@ -169,7 +169,7 @@ enum class Reach : u8 { kNear, kFar, kAnywhere };
 /// How many heads to work on together: enough that the longest row tiles hide the last ones' idle
 /// processors, and that K and V stay in L2 until neighbours have read them, too.
 /// PERF: D128 causal, 256 heads of 1K: 404, 422, 437, 372 TFLOP/s for 1, 16, 64, 256 heads; 16 heads of
-/// 16K: 1610, 1581 us for 4, 16. 12 causal documents, 16 heads of 32K: 1732, 1635, 1592, 1569 us for 2, 4,
+/// 16K: 1661, 1627 us for 4, 16. 12 causal documents, 16 heads of 32K: 1732, 1635, 1592, 1569 us for 2, 4,
 /// 8, 16; 32 heads of 8K: 256, 253, 233 for 8, 16, 32; by pieces 201 and 192 for 8 and 32. Random blocks,
 /// 10 %, 16 heads of 32K: 1527, 1487, 1550, 1637 us for 1, 2, 4, 16, of which 16 read 5.8 GB of DRAM.
 constexpr i32 forward_section(i32 heads, i32 group, i32 tiles_per_head, i64 kv_bytes_per_head,
@@ -781,13 +781,13 @@ struct Forward {
       }
       wgmma_commit();
     }
-    JALI_DEVICE void finish_pv(u32 n, bool frees = true) {
+    JALI_DEVICE void finish_pv(u32 n) {
       wgmma_wait<0>();
       tie(o);
       tie(p);
 #pragma unroll
       for (i32 i = 0; i < kVSplit; ++i) {
-        barrier_arrive_if(sm.v_empty(v_number(n, i) % kVStages), frees & lane == 0);
+        barrier_arrive_if(sm.v_empty(v_number(n, i) % kVStages), lane == 0);
       }
     }
     /// The tensor cores have read K, and Q for the last time if the next key tile needs another.
@@ -986,10 +986,9 @@ struct Forward {
       exponentials<0, 0, kEarly>(total);
       take_maximum<1, kHides>();
     }
-    /// S to P. kBegun: so many blocks of the first row are weights. Leaves O to be rescaled.
-    template <i32 kBegun>
+    /// S to P, of which begin_weights() has made some. Leaves O to be rescaled.
     JALI_DEVICE void end_weights(float (&total)[4]) {
-      exponentials<0, kBegun>(total);
+      exponentials<0, kEarly>(total);
       exponentials<1, 0>(total);
       tile::add_sums(state, rescale, total);
       tile::to_operand<T>(s, p);
@@ -1102,7 +1101,7 @@ struct Forward {
         if (opens) rescale[0] = rescale[1] = 1;  // nothing yet
         if (kEarly > 0) pin(total[0] + total[1], sm.base + kBarriers);
         if (!kTight) finish_pv(count - 1);
-        end_weights<kEarly>(total);
+        end_weights(total);
         if constexpr (kGuesses) looks = state.any_new();
       }
       // PERF: or the sums are made behind the branch, not beside the exponentials.
