@@ -149,7 +149,9 @@ def test_streams_and_graphs_of_another_device() -> None:
     torch.cuda.synchronize("cuda:1")
     assert torch.equal(got, expected)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(1), torch.cuda.graph(graph):
+    # NOTE: torch.cuda.graph keeps a stream of the device that is the current one when it is first made, for
+    # all graphs that name none.
+    with torch.cuda.graph(graph, stream=stream):
         out = jali.attention(*tensors, mask)
     tensors[0].copy_(torch.randn_like(tensors[0]))
     graph.replay()
