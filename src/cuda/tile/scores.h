@@ -88,12 +88,17 @@ struct Scores {
     if constexpr (kOptions.bias == BiasType::kNone) return 0;
     return load<kOptions.bias>(a.bias.data, row + min_of(j, a.bias.keys - 1) * a.bias.stride_k);
   }
-  JALI_DEVICE float key_bias(i32 j) const {
-    if constexpr (kOptions.key_bias == BiasType::kNone) return 0;
+  /// Where this head's bias of keys starts, and the last key that has one, or that may be loaded.
+  JALI_DEVICE i64 key_bias_row() const {
     const BiasTable& t = a.key_bias;
-    return load<kOptions.key_bias>(t.data, f.b * t.stride_b + f.h / t.head_div * t.stride_h +
-                                               min_of(f.k_start + j, t.keys - 1) * t.stride_k);
+    return f.b * t.stride_b + f.h / t.head_div * t.stride_h + f.k_start * t.stride_k;
   }
+  JALI_DEVICE i32 last_key() const { return a.key_bias.keys - 1 - f.k_start; }
+  JALI_DEVICE static float key_bias(const ScoreArgs& a, i64 row, i32 last, i32 j) {
+    if constexpr (kOptions.key_bias == BiasType::kNone) return 0;
+    return load<kOptions.key_bias>(a.key_bias.data, row + min_of(j, last) * a.key_bias.stride_k);
+  }
+  JALI_DEVICE float key_bias(i32 j) const { return key_bias(a, key_bias_row(), last_key(), j); }
 
   /// The score in units of log2(e), from q · k and what the biases add at (i, j). `steepness`
   /// becomes d score / d (scale q · k).

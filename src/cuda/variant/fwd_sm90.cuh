@@ -593,6 +593,7 @@ struct Forward {
   JALI_DEVICE static void find(const ForwardArgs& a, const M& mask, const Shared& sm) {
     i32 opened = 0;
     u32 found = 0;
+    OfHead head;
     if constexpr (kMultiplies) clear_added(sm);
 #pragma unroll 1
     for (u32 n = 0;; ++n) {
@@ -602,7 +603,10 @@ struct Forward {
         if (kOfKeys && n == 0) arrive_k(sm, 0);
         break;
       }
-      if (note & kFirst) ++opened;
+      if (note & kFirst) {
+        if constexpr (kOfKeys) head = of_head(a, RowTile::load(sm.tile(opened)));
+        ++opened;
+      }
       if (kMasked && note & (kHeavy ? kPartial : kFirst)) {
         constexpr i32 kModulus = max_of(kCellSlots, 1);
         const u32 slot = found % kModulus;
@@ -622,7 +626,7 @@ struct Forward {
         barrier_arrive_if(sm.cells_full(slot), (threadIdx.x & 31) == 0);
       }
       // PERF: behind the cells, since it waits until there is room for this K.
-      if constexpr (kOfKeys) find_added(a, sm, opened - 1, n, (note >> 3) * kKeys);
+      if constexpr (kOfKeys) find_added(a, sm, head, n, (note >> 3) * kKeys);
       __syncwarp();
       barrier_arrive_if(sm.note_empty(n), (threadIdx.x & 31) == 0);
     }
@@ -640,25 +644,36 @@ struct Forward {
     }
     named_sync(kFinderBarrier, 32 * kFinders);
   }
+  /// What a row tile's head has to do with what keys add. PERF: found for each key tile, it took as many
+  /// instructions as all else here; schedulers issue them in place of a consumer's.
+  struct OfHead {
+    i64 bias;  // Scores::key_bias_row()
+    i32 last;  // Scores::last_key()
+    RowTile at;
+    float slope;  // ALiBi's, in the unit of scores
+  };
+  JALI_DEVICE static OfHead of_head(const ForwardArgs& a, const RowTile& t) {
+    const Scores<T, kOptions> scores(a.scores, t.f);
+    return {scores.key_bias_row(), scores.last_key(), t,
+            __fdividef(scores.slope, tile::score_unit<kOptions>(a.scores))};
+  }
   /// Brings what the keys of tile n, which begins with `key`, add to scores, in the unit of these, to
   /// shared memory. kMultiplies: a number is the sum of three in bf16, the first rows of a matrix that
   /// ones multiply; fp16 has not the range. PERF: where consumers loaded it from global memory, dense
   /// attention took 2.4 times as long.
-  JALI_DEVICE static void find_added(const ForwardArgs& a, const Shared& sm, i32 tile, u32 n,
-                                     i32 key) {
+  JALI_DEVICE static void find_added(const ForwardArgs& a, const Shared& sm, const OfHead& head,
+                                     u32 n, i32 key) {
     const i32 pair = finder_thread();
-    const RowTile t = RowTile::load(sm.tile(tile));
-    const Scores<T, kOptions> scores(a.scores, t.f);
     const float factor = __fdividef(1.0f, tile::score_unit<kOptions>(a.scores));
-    const Side side = t.side(key);
-    const float slope = scores.slope * factor;
+    const Side side = head.at.side(key);
+    const float slope = head.slope;
     const float of_key = side == Side::kBefore ? slope : side == Side::kBehind ? -slope : 0.0f;
     float added[2];
 #pragma unroll
     for (i32 x = 0; x < 2; ++x) {
       const i32 k = key + 2 * pair + x;
-      added[x] = scores.key_bias(k) * factor;
-      if constexpr (kLinear) added[x] += of_key * static_cast<float>(k - t.place());
+      added[x] = Scores<T, kOptions>::key_bias(a.scores, head.bias, head.last, k) * factor;
+      if constexpr (kLinear) added[x] += of_key * static_cast<float>(k - head.at.place());
     }
     // Whoever is done with K of the last tile but one has used what was added to it, and before.
     barrier_wait(sm.k_empty(n % kStages), (n / kStages & 1) ^ 1);
