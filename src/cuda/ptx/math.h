@@ -131,6 +131,15 @@ JALI_DEVICE u32 min_halves(u32 x, u32 y) {
 /// Lane 0's value for all: the compiler then keeps it in a uniform register.
 JALI_DEVICE i32 broadcast(i32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 
+/// True in one lane of a converged warp. PERF: unlike with a comparison of lanes, ptxas knows then that one
+/// thread alone goes on, and needs no loop over lanes around each copy by the engine.
+JALI_DEVICE bool elect() {
+  u32 one;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(one)::"memory");
+  return one != 0;
+}
+
 /// x; what is computed of it is computed where it stands, not once before a loop. PERF: for what is
 /// cheaper to compute again than to keep in a register.
 JALI_DEVICE i32 opaque(i32 x) {

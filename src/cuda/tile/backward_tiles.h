@@ -203,7 +203,7 @@ struct BackwardTiles {
     const Shared& sm;
     Notes* notes;
     const TensorMap &map_q, &map_k, &map_v, &map_o;
-    u32 steps = 0, items = 0;  // sent off; lane 0 counts
+    u32 steps = 0, items = 0;  // sent off
 
     template <i32 kBoxes, i32 kBox>
     JALI_DEVICE void load(u32 shared, const TensorMap& map, u32 barrier, const cuda::BoxPlace& at,
@@ -242,7 +242,7 @@ struct BackwardTiles {
       if ((threadIdx.x & 31) == 0) notes->head = head;
       __syncwarp();
     }
-    /// Sends off a row tile, and the keys of the item that it opens; the note first, since the consumers
+    /// One thread sends off a row tile, and the keys of the item that it opens; the note first, since the consumers
     /// free the keys of the item before only when they have seen it.
     template <class AnyItem>
     JALI_DEVICE void send(AnyItem& item, const Note& note) {
@@ -267,12 +267,10 @@ struct BackwardTiles {
         barrier_wait(sm.k_empty(), items & 1 ^ 1);
         barrier_expect(sm.k_full(), kKBytes);
         load<kHalves, kKHalf>(sm.k(), map_k, sm.k_full(), keys, item.h_kv);
-        ++items;
       }
       barrier_expect(sm.o_full(stage), kOBytes + kStatBytes);
       load<kHalvesV, kQHalf>(sm.o(stage), map_o, sm.o_full(stage), rows, note.h);
       load_statistic(sm.neg_delta(stage), a.neg_delta, note.number, sm.o_full(stage));
-      ++steps;
     }
     JALI_DEVICE void finish() {
       if (kFinds) barrier_wait(sm.note_empty(steps), steps / kNoteSlots & 1 ^ 1);
@@ -418,12 +416,14 @@ struct BackwardTiles {
           i32 turn = at.key_tile;
           if (kOrdered && kMapped) turn = turn_of(at.row_words + i64{t} * a.row_map.words, turn);
           const Note note = {flags, at.base + t, t * kRows, at.h, turn, kStagesBias ? at.bias : 0};
-          if (lane == 0) loader.send(loader.prepared(loader.items, !first), note);
+          if (elect()) loader.send(loader.prepared(loader.items, !first), note);
+          ++loader.steps;
+          loader.items += first;
           first = false;
         };
         if constexpr (kClassifies) {
           auto item_again = [&] {
-            Item again = copy(loader.prepared(broadcast(loader.items), !first));
+            Item again = copy(loader.prepared(loader.items, !first));
             again.f.h = loader.notes->head.h;
             return again;
           };
@@ -447,7 +447,7 @@ struct BackwardTiles {
       };
 #pragma unroll 1
       for (i32 g = 0; g < a.seq.group; ++g) {
-        const Item item = copy(loader.prepared(broadcast(loader.items), !first));
+        const Item item = copy(loader.prepared(loader.items, !first));
         // Where pieces leave a tile without keys, there is nothing to do.
         if (item.key >= item.f.num_keys) break;
         Frame f = item.f;
@@ -455,7 +455,7 @@ struct BackwardTiles {
         visit_head(item, f);
       }
       if (first || a.seq.cut()) {
-        const Item item = copy(loader.prepared(broadcast(loader.items), !first));
+        const Item item = copy(loader.prepared(loader.items, !first));
         write_zeros(a, item, !first, lane);
         // Consumers will not hear of it.
         if (first && lane == 0) atomicAdd(a.added + item.section, kConsumerWarps);

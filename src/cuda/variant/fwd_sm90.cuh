@@ -484,17 +484,26 @@ struct Forward {
       if (lane == 0) next = atomicAdd(a.counter, 1) + a.num_blocks;
       bool any = false;  // key tile is active
       if (RowTile::load(own).has_rows()) {
+        // PERF: once, and not for each key tile, where it took most instructions. The scheduler issues them in
+        // place of a consumer's.
+        BoxPlace keys;
+        i32 head;
+        {
+          const RowTile t = RowTile::load(own);
+          keys = box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, 0);
+          head = t.f.h / a.seq.group;
+        }
         auto visit = [&](i32 index, bool partial) {
           if (lane == 0) {
-            const RowTile t = RowTile::load(own);
-            if constexpr (kLinear) partial |= t.side(index * kKeys) == Side::kAcross;
+            if constexpr (kLinear) {
+              partial |= RowTile::load(own).side(index * kKeys) == Side::kAcross;
+            }
             // Where a table of lengths leads beyond it.
             if constexpr (kOptions.bias_pairs) {
               partial |= (index + 1) * kKeys > a.scores.bias.keys;
             }
-            const BoxPlace at = box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, index * kKeys);
-            note(index << 3 | (any ? 0 : kFirst) | (partial ? kPartial : 0), at.token, at.b,
-                 t.f.h / a.seq.group);
+            note(index << 3 | (any ? 0 : kFirst) | (partial ? kPartial : 0),
+                 keys.token + index * kKeys, keys.b, head);
           }
           ++num_notes;
           any = true;
@@ -1199,7 +1208,7 @@ struct Forward {
     if (wg == 0) {
       give_registers<kShape.loader_registers>();
       if (threadIdx.x < 32) {
-        if (threadIdx.x == 0) Loader{a, sm, map_q, map_k, map_v}.run();
+        if (elect()) Loader{a, sm, map_q, map_k, map_v}.run();
       } else if (threadIdx.x < 64) {
         plan(a, mask, sm);
       } else if constexpr (kFinds) {
