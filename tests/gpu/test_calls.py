@@ -149,8 +149,8 @@ def test_streams_and_graphs_of_another_device() -> None:
     torch.cuda.synchronize("cuda:1")
     assert torch.equal(got, expected)
     graph = torch.cuda.CUDAGraph()
-    # NOTE: torch.cuda.graph keeps a stream of the device that is the current one when it is first made, for
-    # all graphs that name none.
+    # NOTE: torch.cuda.graph keeps a stream of the device that is the current one when it is first
+    # made, for all graphs that name none.
     with torch.cuda.graph(graph, stream=stream):
         out = jali.attention(*tensors, mask)
     tensors[0].copy_(torch.randn_like(tensors[0]))

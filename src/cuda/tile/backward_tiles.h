@@ -242,8 +242,8 @@ struct BackwardTiles {
       if ((threadIdx.x & 31) == 0) notes->head = head;
       __syncwarp();
     }
-    /// One thread sends off a row tile, and the keys of the item that it opens; the note first, since the consumers
-    /// free the keys of the item before only when they have seen it.
+    /// One thread sends off a row tile, and the keys of the item that it opens; the note first, since
+    /// the consumers free the keys of the item before only when they have seen it.
     template <class AnyItem>
     JALI_DEVICE void send(AnyItem& item, const Note& note) {
       const u32 stage = steps % kStages, parity = steps / kStages & 1;
