@@ -234,20 +234,24 @@ struct BackwardTiles {
       __syncwarp();
     }
     /// It again, to be read field by field; opened: whether a row tile of it was sent.
-    JALI_DEVICE const volatile Item& prepared(u32 num_items, bool opened) const {
-      return notes->item[(num_items - (opened ? 1 : 0)) % 4];
+    JALI_DEVICE const volatile Item& prepared(bool opened) const {
+      return notes->item[(items - (opened ? 1 : 0)) % 4];
     }
     JALI_DEVICE void prepare(const Head& head) {
       __syncwarp();  // the last one is read no more
       if ((threadIdx.x & 31) == 0) notes->head = head;
       __syncwarp();
     }
-    /// One thread sends off a row tile, and the keys of the item that it opens; the note first, since
-    /// the consumers free the keys of the item before only when they have seen it.
-    template <class AnyItem>
-    JALI_DEVICE void send(AnyItem& item, const Note& note) {
+    /// Sends off a row tile of the prepared item, and the keys if it opens that; for the whole warp.
+    JALI_DEVICE void send(const Note& note, bool opens) {
+      if (elect()) send_alone(prepared(!opens), note, opens);
+      ++steps;
+      items += opens;
+    }
+    /// What one thread does of that. The note first, since the consumers free the keys of the item
+    /// before only when they have seen it.
+    JALI_DEVICE void send_alone(const volatile Item& item, const Note& note, bool opens) {
       const u32 stage = steps % kStages, parity = steps / kStages & 1;
-      const bool opens = note.flags & kFirst;
       // PERF: before there is room for what it tells of.
       if (kFinds) barrier_wait(sm.note_empty(steps), steps / kNoteSlots & 1 ^ 1);
       notes->note[steps % kNoteSlots] = note;
@@ -387,7 +391,7 @@ struct BackwardTiles {
         store_shared(loader.sm.next(), -1);
         // PERF: what other blocks have begun, and as much again.
         loader.notes->wanted = order().reach(n + 2 * (kOrdered ? num_blocks() : gridDim.x));
-        const i32 section = loader.prepared(loader.items, false).section;
+        const i32 section = loader.prepared(false).section;
         if (section != load_shared(loader.sm.ready_section())) {
           wait_at_least(a.prepared + section, a.row_order().in_section(section));
           store_shared(loader.sm.ready_section(), section);
@@ -416,14 +420,12 @@ struct BackwardTiles {
           i32 turn = at.key_tile;
           if (kOrdered && kMapped) turn = turn_of(at.row_words + i64{t} * a.row_map.words, turn);
           const Note note = {flags, at.base + t, t * kRows, at.h, turn, kStagesBias ? at.bias : 0};
-          if (elect()) loader.send(loader.prepared(loader.items, !first), note);
-          ++loader.steps;
-          loader.items += first;
+          loader.send(note, first);
           first = false;
         };
         if constexpr (kClassifies) {
           auto item_again = [&] {
-            Item again = copy(loader.prepared(loader.items, !first));
+            Item again = copy(loader.prepared(!first));
             again.f.h = loader.notes->head.h;
             return again;
           };
@@ -447,7 +449,7 @@ struct BackwardTiles {
       };
 #pragma unroll 1
       for (i32 g = 0; g < a.seq.group; ++g) {
-        const Item item = copy(loader.prepared(loader.items, !first));
+        const Item item = copy(loader.prepared(!first));
         // Where pieces leave a tile without keys, there is nothing to do.
         if (item.key >= item.f.num_keys) break;
         Frame f = item.f;
@@ -455,7 +457,7 @@ struct BackwardTiles {
         visit_head(item, f);
       }
       if (first || a.seq.cut()) {
-        const Item item = copy(loader.prepared(loader.items, !first));
+        const Item item = copy(loader.prepared(!first));
         write_zeros(a, item, !first, lane);
         // Consumers will not hear of it.
         if (first && lane == 0) atomicAdd(a.added + item.section, kConsumerWarps);

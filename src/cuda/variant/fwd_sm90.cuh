@@ -484,15 +484,11 @@ struct Forward {
       if (lane == 0) next = atomicAdd(a.counter, 1) + a.num_blocks;
       bool any = false;  // key tile is active
       if (RowTile::load(own).has_rows()) {
-        // PERF: once, and not for each key tile, where it took most instructions. The scheduler issues them in
-        // place of a consumer's.
-        BoxPlace keys;
-        i32 head;
-        {
-          const RowTile t = RowTile::load(own);
-          keys = box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, 0);
-          head = t.f.h / a.seq.group;
-        }
+        // PERF: once, and not for each key tile, where it took most instructions. The scheduler issues
+        // them in place of a consumer's.
+        const RowTile t = RowTile::load(own);
+        const BoxPlace keys = box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, 0);
+        const i32 head = t.f.h / a.seq.group;
         auto visit = [&](i32 index, bool partial) {
           if (lane == 0) {
             if constexpr (kLinear) {
@@ -602,7 +598,7 @@ struct Forward {
   JALI_DEVICE static void find(const ForwardArgs& a, const M& mask, const Shared& sm) {
     i32 opened = 0;
     u32 found = 0;
-    OfHead head;
+    OfRowTile of_tile;
     if constexpr (kMultiplies) clear_added(sm);
 #pragma unroll 1
     for (u32 n = 0;; ++n) {
@@ -613,7 +609,7 @@ struct Forward {
         break;
       }
       if (note & kFirst) {
-        if constexpr (kOfKeys) head = of_head(a, RowTile::load(sm.tile(opened)));
+        if constexpr (kOfKeys) of_tile = of_row_tile(a, RowTile::load(sm.tile(opened)));
         ++opened;
       }
       if (kMasked && note & (kHeavy ? kPartial : kFirst)) {
@@ -635,7 +631,7 @@ struct Forward {
         barrier_arrive_if(sm.cells_full(slot), (threadIdx.x & 31) == 0);
       }
       // PERF: behind the cells, since it waits until there is room for this K.
-      if constexpr (kOfKeys) find_added(a, sm, head, n, (note >> 3) * kKeys);
+      if constexpr (kOfKeys) find_added(a, sm, of_tile, n, (note >> 3) * kKeys);
       __syncwarp();
       barrier_arrive_if(sm.note_empty(n), (threadIdx.x & 31) == 0);
     }
@@ -653,15 +649,15 @@ struct Forward {
     }
     named_sync(kFinderBarrier, 32 * kFinders);
   }
-  /// What a row tile's head has to do with what keys add. PERF: found for each key tile, it took as many
-  /// instructions as all else here; schedulers issue them in place of a consumer's.
-  struct OfHead {
+  /// What find_added needs of a row tile. PERF: found for each key tile, it took as many instructions
+  /// as all else here; schedulers issue them in place of a consumer's.
+  struct OfRowTile {
     i64 bias;  // Scores::key_bias_row()
     i32 last;  // Scores::last_key()
     RowTile at;
     float slope;  // ALiBi's, in the unit of scores
   };
-  JALI_DEVICE static OfHead of_head(const ForwardArgs& a, const RowTile& t) {
+  JALI_DEVICE static OfRowTile of_row_tile(const ForwardArgs& a, const RowTile& t) {
     const Scores<T, kOptions> scores(a.scores, t.f);
     return {scores.key_bias_row(), scores.last_key(), t,
             __fdividef(scores.slope, tile::score_unit<kOptions>(a.scores))};
@@ -670,19 +666,19 @@ struct Forward {
   /// shared memory. kMultiplies: a number is the sum of three in bf16, the first rows of a matrix that
   /// ones multiply; fp16 has not the range. PERF: where consumers loaded it from global memory, dense
   /// attention took 2.4 times as long.
-  JALI_DEVICE static void find_added(const ForwardArgs& a, const Shared& sm, const OfHead& head,
+  JALI_DEVICE static void find_added(const ForwardArgs& a, const Shared& sm, const OfRowTile& of,
                                      u32 n, i32 key) {
     const i32 pair = finder_thread();
     const float factor = __fdividef(1.0f, tile::score_unit<kOptions>(a.scores));
-    const Side side = head.at.side(key);
-    const float slope = head.slope;
+    const Side side = of.at.side(key);
+    const float slope = of.slope;
     const float of_key = side == Side::kBefore ? slope : side == Side::kBehind ? -slope : 0.0f;
     float added[2];
 #pragma unroll
     for (i32 x = 0; x < 2; ++x) {
       const i32 k = key + 2 * pair + x;
-      added[x] = Scores<T, kOptions>::key_bias(a.scores, head.bias, head.last, k) * factor;
-      if constexpr (kLinear) added[x] += of_key * static_cast<float>(k - head.at.place());
+      added[x] = Scores<T, kOptions>::key_bias(a.scores, of.bias, of.last, k) * factor;
+      if constexpr (kLinear) added[x] += of_key * static_cast<float>(k - of.at.place());
     }
     // Whoever is done with K of the last tile but one has used what was added to it, and before.
     barrier_wait(sm.k_empty(n % kStages), (n / kStages & 1) ^ 1);
