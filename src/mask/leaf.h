@@ -116,6 +116,23 @@ struct Run {
   }
 };
 
+/// Query heads that GPU kernels take.
+constexpr i32 kMostHeads = 1 << 20;
+/// h / head_div: which head of a table query head h reads.
+JALI_HD i32 table_head(i32 h, i32 head_div) {
+#if defined(__CUDACC_RTC__)
+  // PERF: `/` is 25 instructions in line. Up to kMostHeads, (h + 1/2) / head_div is further from whole
+  // numbers than it is from what it is rounded to.
+  return static_cast<i32>(__fdividef(static_cast<float>(h) + 0.5f, static_cast<float>(head_div)));
+#else
+  return h / head_div;
+#endif
+}
+/// Where head h of a table with a stride for its heads begins; most have one head, no division then.
+JALI_HD i64 head_offset(i64 stride_h, i32 h, i32 head_div) {
+  return stride_h == 0 ? 0 : table_head(h, head_div) * stride_h;
+}
+
 /// An integer parameter: absent, one number, or one number per batch entry or head (int32 table).
 struct Scalar {
   i32 value = 0;
@@ -128,28 +145,13 @@ struct Scalar {
     return data ? data[clamp_to(b, 0, size - 1) * stride] : value;
   }
   JALI_HD i32 at_head(i32 h) const {
-    return data ? data[clamp_to(h / head_div, 0, size - 1) * stride] : value;
+    return data ? data[clamp_to(table_head(h, head_div), 0, size - 1) * stride] : value;
   }
 };
 
 /// The position that row i stands at for a leaf with an own (optional, per-batch) offset.
 JALI_HD i32 position(const Frame& f, const Scalar& offset, i32 i) {
   return i + (offset.given ? offset.at_batch(f.b) : f.q_offset);
-}
-
-/// Query heads that GPU kernels take.
-constexpr i32 kMostHeads = 1 << 20;
-/// Where head h of a table with a stride for its heads begins; most have one head, no division then.
-JALI_HD i64 head_offset(i64 stride_h, i32 h, i32 head_div) {
-  if (stride_h == 0) return 0;
-#if defined(__CUDACC_RTC__)
-  // PERF: `/` is 25 instructions in line. Up to kMostHeads, (h + 1/2) / head_div is further from whole
-  // numbers than it is from what it is rounded to.
-  const float quotient = __fdividef(static_cast<float>(h) + 0.5f, static_cast<float>(head_div));
-  return static_cast<i32>(quotient) * stride_h;
-#else
-  return h / head_div * stride_h;
-#endif
 }
 
 /// A per-token table, dims "BHQ" (per row), "BHK" (per key) or "BHP" (any length), or one of another

@@ -37,10 +37,10 @@ struct TileMap {
 #if defined(__CUDACC_RTC__)
 namespace jali::cuda {
 
-/// Visits the active tiles of a line, the last one first if kDown; all lanes of a warp together.
-/// visit(index, partial, more, last); more: another one surely follows, last: surely none does
+/// Visits the words of a line that have active tiles, the last one first if kDown; all lanes of a warp
+/// together. visit(n, classes, more, last): tiles from 32 n on; more, last: as of for_each_active.
 template <bool kDown, class Visit>
-__device__ __forceinline__ void for_each_active(const u64* line, i32 words, Visit visit) {
+__device__ __forceinline__ void for_each_word(const u64* line, i32 words, Visit visit) {
   const i32 lane = threadIdx.x & 31;
 #pragma unroll 1
   for (i32 begin = 0; begin < words; begin += 32) {
@@ -53,18 +53,25 @@ __device__ __forceinline__ void for_each_active(const u64* line, i32 words, Visi
       const i32 from = __ffs(some) - 1;
       some &= some - 1;
       const i32 word = kDown ? words - 1 - begin - from : begin + from;
-      const u64 classes = line[word];  // once more: callers have few registers
-      u32 active = static_cast<u32>(classes);
-      const u32 full = static_cast<u32>(classes >> 32);
-#pragma unroll 1
-      while (active) {
-        const i32 bit = kDown ? 31 - __clz(active) : __ffs(active) - 1;
-        active ^= 1u << bit;
-        const bool more = (active | some) != 0;
-        visit(word * 32 + bit, !(full >> bit & 1), more, !more && begin + 32 >= words);
-      }
+      // Once more: callers have few registers.
+      visit(word, line[word], some != 0, some == 0 && begin + 32 >= words);
     }
   }
+}
+/// Visits the active tiles of a line, the last one first if kDown; all lanes of a warp together.
+/// visit(index, partial, more, last); more: another one surely follows, last: surely none does
+template <bool kDown, class Visit>
+__device__ __forceinline__ void for_each_active(const u64* line, i32 words, Visit visit) {
+  for_each_word<kDown>(line, words, [&](i32 word, u64 classes, bool more, bool last) {
+    u32 active = static_cast<u32>(classes);
+    const u32 full = static_cast<u32>(classes >> 32);
+#pragma unroll 1
+    while (active) {
+      const i32 bit = kDown ? 31 - __clz(active) : __ffs(active) - 1;
+      active ^= 1u << bit;
+      visit(word * 32 + bit, !(full >> bit & 1), active != 0 || more, active == 0 && last);
+    }
+  });
 }
 
 }  // namespace jali::cuda

@@ -255,23 +255,34 @@ struct BackwardScores {
     return __fmaf_rn(kept ? dp : 0.0f, a.keep_scale, neg_delta);
   }
 
-  /// Adds the sums over rows of the scores' gradients to those of a bias over keys. PERF: in fp32; rounded
-  /// and times ones by mma.sync, beside WGMMAs, a pass took 7 % more.
-  JALI_DEVICE static void add_keys(const float (&d)[kRows / 2], const Args& a, const CellPlace& at,
-                                   i32 h_kv, i32 lane) {
-    const Frame& f = at.f;
-    float* const to =
-        a.key_sums.at(f.h, h_kv, (a.seq.varlen() ? 0 : i64{f.b} * a.seq.Lk) + f.k_start + at.key);
+  /// Sums over a lane's rows of the scores' gradients, of one of its two keys: the second one where
+  /// lanes are odd; of two lanes together. PERF: in fp32; rounded and times ones by mma.sync, beside WGMMAs, a pass
+  /// took 7 % more.
+  JALI_DEVICE static float sum_keys(const float (&d)[kRows / 2], i32 lane) {
+    float sums[2];
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
-      float sum = 0;
+      float even = d[2 * e], odd = d[2 * e + 1];  // two chains: half the latency
 #pragma unroll
-      for (i32 n = 0; n < kRows / 8; ++n) sum += d[4 * n + 2 * e] + d[4 * n + 2 * e + 1];
-      sum += ptx::shuffle_xor(sum, 1);
-      sum += ptx::shuffle_xor(sum, 2);
-      // One thread adds to a key of a KV head, row tile by row tile: the same order every time.
-      ptx::add_if(to + 8 * e, sum, (lane & 3) == 0 & at.key + 8 * e < f.num_keys);
+      for (i32 n = 1; n < kRows / 8; ++n) {
+        even += d[4 * n + 2 * e];
+        odd += d[4 * n + 2 * e + 1];
+      }
+      sums[e] = even + odd;
     }
+    const bool second = lane & 1;
+    return (second ? sums[1] : sums[0]) + ptx::shuffle_xor(second ? sums[0] : sums[1], 1);
+  }
+  /// Adds what sum_keys() gave to the sums of a bias over keys.
+  JALI_DEVICE static void add_keys(float sum, const Args& a, const CellPlace& at, i32 h_kv,
+                                   i32 lane) {
+    const Frame& f = at.f;
+    const i32 key = at.key + 8 * (lane & 1);
+    float* const to =
+        a.key_sums.at(f.h, h_kv, (a.seq.varlen() ? 0 : i64{f.b} * a.seq.Lk) + f.k_start + key);
+    sum += ptx::shuffle_xor(sum, 2);
+    // One thread adds to a key of a KV head, row tile by row tile: the same order every time.
+    ptx::add_if(to, sum, (lane & 2) == 0 & key < f.num_keys);
   }
   /// Writes or adds the scores' gradients to those of a bias over rows and keys.
   JALI_DEVICE static void emit(const float (&d)[kRows / 2], const Args& a, const CellPlace& at,

@@ -19,11 +19,21 @@ struct QuadRun {
   i32 first, end;
 
   JALI_DEVICE i32 last() const { return first + 32 * kGroups - 1; }
-  JALI_DEVICE u32 between(i32 lo, i32 hi) const {
-    const i32 begin = before(max_of(lo, first) - first);
-    const i32 end = before(static_cast<u32>(max_of(hi, first - 1)) - (first - 1));
-    return ptx::bit_mask(0, end) & ~ptx::bit_mask(0, begin);
-  }
+  /// Those from lo to hi, both included. PERF: no bits before they are asked for, since what two runs
+  /// share is found with two instructions, and the bits of a run with 14.
+  struct Between {
+    i32 first, lo, hi;
+
+    JALI_DEVICE operator u32() const {
+      const i32 begin = before(max_of(lo, first) - first);
+      const i32 end = before(static_cast<u32>(max_of(hi, first - 1)) - (first - 1));
+      return ptx::bit_mask(0, end) & ~ptx::bit_mask(0, begin);
+    }
+    JALI_DEVICE friend Between operator&(const Between& a, const Between& b) {
+      return {a.first, max_of(a.lo, b.lo), min_of(a.hi, b.hi)};
+    }
+  };
+  JALI_DEVICE Between between(i32 lo, i32 hi) const { return {first, lo, hi}; }
   /// The bits of those that fit. PERF: in a loop, or the code would not fit the instruction cache.
   template <class Fits>
   JALI_DEVICE u32 each(Fits fits) const {
@@ -73,7 +83,7 @@ struct VisibleBits {
       Row row;
 #pragma unroll
       for (i32 w = 0; w < Row::kCount; ++w) row.words[w] = loaded[w / 4][w % 4];
-      words[e] = mask.among(row.value, keys) & keys.all();
+      words[e] = mask.among(row.value, keys) & keys.between(-kFar, keys.end - 1);
     }
   }
   JALI_DEVICE void show(const QuadRun<kGroups>& keys) { words[0] = words[1] = keys.all(); }

@@ -385,7 +385,7 @@ struct Backward {
       if constexpr (!kNothing) {
         if constexpr (kWanted.keys) {
           const i32 h_kv = notes->item[(items() - 1) % 4].h_kv;
-          Scores::add_keys(dp, a, place(), h_kv, opaque(lane));
+          Scores::add_keys(Scores::sum_keys(dp, opaque(lane)), a, place(), h_kv, opaque(lane));
         }
         tie(p);
         tie(ds);

@@ -216,7 +216,8 @@ struct BackwardWide {
       __syncwarp();
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
       if constexpr (kWanted.keys) {
-        Scores::add_keys(x, a, place(), notes->item[(items - 1) % 4].h_kv, lane);
+        Scores::add_keys(Scores::sum_keys(x, lane), a, place(), notes->item[(items - 1) % 4].h_kv,
+                         lane);
       }
       if constexpr (kWanted.per_cell()) Scores::emit(x, a, place(), lane);
     }

@@ -188,16 +188,16 @@ constexpr i32 forward_section(i32 heads, i32 group, i32 tiles_per_head, i64 kv_b
 struct ForwardArgs {
   Sequences seq;
   ScoreArgs scores;
-  i32 D, Dv;           // at most kD and kDv, multiples of 8
-  i32 heads;           // B · Hq; varlen: Hq
-  i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads
-  i32 num_blocks;      // launched; they begin with the first row tiles
-  i32 tiles_per_head;  // num_tiles() of call.h
-  i32 section;         // forward_section()
-  i32 last;            // heads_by_length(), at least a section, whole groups
-  TileMap map;         // of row tiles, if has_map()
-  i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
-  const void *q, *k;   // of score_again()
+  i32 D, Dv;               // at most kD and kDv, multiples of 8
+  i32 heads;               // B · Hq; varlen: Hq
+  i32 num_tiles;           // row tiles of all heads: tiles_per_head · heads
+  i32 num_blocks;          // launched; they begin with the first row tiles
+  Divisor tiles_per_head;  // num_tiles() of call.h
+  Divisor section;         // forward_section()
+  i32 last;                // heads_by_length(), at least a section, whole groups
+  TileMap map;             // of row tiles, if has_map()
+  i32* counter;            // [0] row tiles taken, [1] blocks done; zero before and after
+  const void *q, *k;       // of score_again()
   Strides q_strides, k_strides;
   void* out;   // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
   float* lse;  // [b, h, l]
@@ -403,8 +403,8 @@ struct Forward {
     }
   }
 
-  /// The active key tiles of a row tile, the last one first, 32 classified at a time. ALiBi: first those
-  /// from the diagonal on, where maxima are, then those behind it.
+  /// visit(index, active, partial) of the key tiles of a row tile, 32 at a time, one a lane, the last one
+  /// first. ALiBi: first those from the diagonal on, where maxima are, then those behind it.
   template <class Visit>
   JALI_DEVICE static void classify_and_visit(const M& mask, u32 tile, i32 lane, Visit visit) {
     auto rows_of = [&](const RowTile& t) {
@@ -433,19 +433,11 @@ struct Forward {
         // A tile that hangs over the end has columns to hide.
         if (cls == Tile::kFull && (c + 1) * kKeys > num_keys) cls = Tile::kPartial;
       }
-      u32 active = __ballot_sync(0xffffffffu, cls != Tile::kEmpty);
-      const u32 partial = __ballot_sync(0xffffffffu, cls == Tile::kPartial);
-#pragma unroll 1
-      while (active) {
-        const i32 n = __ffs(active) - 1;
-        active &= active - 1;
-        visit(index_of(done + n), partial >> n & 1);
-      }
+      visit(index_of(n), cls != Tile::kEmpty, cls == Tile::kPartial);
     }
   }
 
-  /// visit(index, partial) of the active key tiles of a row tile, the last one first; ALiBi without a map:
-  /// see there. tile: where it lies in shared memory.
+  /// The same by a map, if there is one. tile: where the row tile lies in shared memory.
   template <class Visit>
   JALI_DEVICE static void visit_tiles(const ForwardArgs& a, const M& mask, u32 tile, i32 lane,
                                       Visit visit) {
@@ -453,8 +445,11 @@ struct Forward {
       const RowTile t = RowTile::load(tile);
       const i32 line = a.seq.varlen() ? first_slot(t.f.q_start, t.f.b, kRows) : 0;
       const i32 words = ceil_div(t.f.num_keys, 32 * kKeys);
-      for_each_active<true>(a.map.line(t.f, line + t.row / kRows), words,
-                            [&](i32 index, bool partial, bool, bool) { visit(index, partial); });
+      for_each_word<true>(a.map.line(t.f, line + t.row / kRows), words,
+                          [&](i32 word, u64 classes, bool, bool) {
+                            const u64 own = classes >> (31 - lane);
+                            visit(word * 32 + 31 - lane, own & 1, !(own >> 32 & 1));
+                          });
     } else {
       classify_and_visit(mask, tile, lane, visit);
     }
@@ -466,10 +461,10 @@ struct Forward {
     const i32 lane = opaque(threadIdx.x & 31);
     u32 num_notes = 0;
     i32 opened = 0;  // row tiles with at least one active key tile
-    auto note = [&](i32 what, i32 token, i32 b, i32 h) {
-      barrier_wait(sm.note_empty(num_notes), (num_notes / kNoteSlots & 1) ^ 1);
-      store_shared(sm.note(num_notes), what, token, b, h);
-      barrier_arrive(sm.note_full(num_notes));
+    auto note = [&](u32 n, i32 what, i32 token, i32 b, i32 h) {
+      barrier_wait(sm.note_empty(n), (n / kNoteSlots & 1) ^ 1);
+      store_shared(sm.note(n), what, token, b, h);
+      barrier_arrive(sm.note_full(n));
     };
     i32 tile = blockIdx.x;
 #pragma unroll 1
@@ -489,20 +484,32 @@ struct Forward {
         const RowTile t = RowTile::load(own);
         const BoxPlace keys = box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, 0);
         const i32 head = t.f.h / a.seq.group;
-        auto visit = [&](i32 index, bool partial) {
-          if (lane == 0) {
-            if constexpr (kLinear) {
-              partial |= RowTile::load(own).side(index * kKeys) == Side::kAcross;
-            }
-            // Where a table of lengths leads beyond it.
-            if constexpr (kOptions.bias_pairs) {
-              partial |= (index + 1) * kKeys > a.scores.bias.keys;
-            }
-            note(index << 3 | (any ? 0 : kFirst) | (partial ? kPartial : 0),
-                 keys.token + index * kKeys, keys.b, head);
+        auto visit = [&](i32 index, bool active, bool partial) {
+          if constexpr (kLinear) {
+            partial |= RowTile::load(own).side(index * kKeys) == Side::kAcross;
           }
-          ++num_notes;
-          any = true;
+          // Where a table of lengths leads beyond it.
+          if constexpr (kOptions.bias_pairs) {
+            partial |= (index + 1) * kKeys > a.scores.bias.keys;
+          }
+          // PERF: some lanes at the same time, with the instructions of one. All slots at once would have
+          // to be empty, and the loader would wait for the next notes.
+          constexpr i32 kTogether = kNoteSlots / 2;
+          u32 left = __ballot_sync(0xffffffffu, active);
+#pragma unroll 1
+          while (left) {
+            const i32 before = __popc(left & ((1u << lane) - 1));
+            const bool now = left >> lane & 1 && before < kTogether;
+            if (now) {
+              note(num_notes + before,
+                   index << 3 | (any || before > 0 ? 0 : kFirst) | (partial ? kPartial : 0),
+                   keys.token + index * kKeys, keys.b, head);
+            }
+            const u32 noted = __ballot_sync(0xffffffffu, now);
+            left ^= noted;
+            num_notes += __popc(noted);
+            any = true;
+          }
         };
         visit_tiles(a, mask, own, lane, visit);
       }
@@ -511,7 +518,7 @@ struct Forward {
       tile = broadcast(next);
     }
     if (lane == 0) {
-      note(kEnd, 0, 0, 0);
+      note(num_notes, kEnd, 0, 0, 0);
       leave(a.counter);
     }
   }
@@ -523,30 +530,31 @@ struct Forward {
     const Shared& sm;
     const TensorMap &map_q, &map_k, &map_v;
 
-    /// 64 columns at a time from where note n says.
+    struct Note {
+      i32 what, token, b, h;
+    };
+    /// 64 columns at a time from `skip` keys behind where the note says.
     template <i32 kCopies, i32 kCopyKeys>
-    JALI_DEVICE void load(u32 n, i32 skip, const TensorMap& map, u32 to, u32 full, u32 empty,
-                          u32 parity) {
+    JALI_DEVICE void load(const Note& from, i32 skip, const TensorMap& map, u32 to, u32 full,
+                          u32 empty, u32 parity) {
       barrier_wait(empty, parity ^ 1);
       barrier_expect(full, kCopies * kCopyKeys * kRowBytes);
-      i32 note, token, b, h;
-      load_shared(sm.note(n), note, token, b, h);
-      token += skip;
 #pragma unroll
       for (i32 c = 0; c < kCopies; ++c) {
-        load_box(to + c * kCopyKeys * kRowBytes, map, full, 64 * c, token, h, b, box_end(a.seq));
+        load_box(to + c * kCopyKeys * kRowBytes, map, full, 64 * c, from.token + skip, from.h,
+                 from.b, box_end(a.seq));
       }
     }
-    JALI_DEVICE void load_k(u32 n) {
+    JALI_DEVICE void load_k(u32 n, const Note& from) {
       const u32 stage = n % kStages;
-      load<kParts, kKeys>(n, 0, map_k, sm.k(stage), sm.k_full(stage), sm.k_empty(stage),
+      load<kParts, kKeys>(from, 0, map_k, sm.k(stage), sm.k_full(stage), sm.k_empty(stage),
                           n / kStages & 1);
     }
-    JALI_DEVICE void load_v(u32 n) {
+    JALI_DEVICE void load_v(u32 n, const Note& from) {
 #pragma unroll
       for (i32 i = 0; i < kVSplit; ++i) {
         const u32 at = v_number(n, i), stage = at % kVStages;
-        load<kPartsV, kKeys / kVSplit>(n, i * (kKeys / kVSplit), map_v, sm.v(stage),
+        load<kPartsV, kKeys / kVSplit>(from, i * (kKeys / kVSplit), map_v, sm.v(stage),
                                        sm.v_full(stage), sm.v_empty(stage), at / kVStages & 1);
       }
     }
@@ -568,23 +576,26 @@ struct Forward {
       u32 n = 0;
       for (i32 i = 0; i < kVSplit; ++i) barrier_expect(sm.v_full(i), 0);  // of number 0: nothing
       barrier_wait(sm.note_full(0), 0);
+      Note last{};
 #pragma unroll 1
       for (;; ++n) {
-        const i32 note = load_shared(sm.note(n));
-        if (note & kEnd) break;
+        Note note;
+        load_shared(sm.note(n), note.what, note.token, note.b, note.h);
+        if (note.what & kEnd) break;
         // Consumers read the note after that of a K as soon as this K is there.
         barrier_wait(sm.note_full(n + 1), (n + 1) / kNoteSlots & 1);
-        if (kSlots > 1 && note & kFirst) load_q(opened++);
-        load_k(n);
-        if (n > 0) load_v(n - 1);
+        if (kSlots > 1 && note.what & kFirst) load_q(opened++);
+        load_k(n, note);
+        if (n > 0) load_v(n - 1, last);
+        last = note;
         // Consumers have read it, too: the first note before its own K is freed, any other before K
         // of the tile before it.
         if (n > 1) barrier_arrive(sm.note_empty(n - 2));
         // With one slot, Q is free when the K before this one has been used: later than the others.
-        if (kSlots == 1 && note & kFirst) load_q(opened++);
+        if (kSlots == 1 && note.what & kFirst) load_q(opened++);
       }
       if (n > 0) {
-        load_v(n - 1);
+        load_v(n - 1, last);
       } else {  // nothing at all: the consumers wait for the first K
         barrier_expect(sm.k_full(0), 0);
       }
