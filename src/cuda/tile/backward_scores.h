@@ -42,6 +42,9 @@ struct BackwardScores {
   using Args = cuda::BackwardArgs;
   static constexpr bool kAdds = cuda::adds_to_scores(kOptions);
   static constexpr bool kAdjusts = cuda::adjusts_products(kOptions);
+  /// Whether a bias of keys is all that is added, and its gradient is wanted.
+  static constexpr bool kSumsKeys =
+      kAdds && kOptions.bias == cuda::BiasType::kNone && !kOptions.alibi && kWanted.keys;
   /// Whether there is anything to do besides exponentials when the products are there.
   static constexpr bool kOn = kAdjusts || kOptions.dropout || kWanted.per_tile();
 
@@ -56,6 +59,13 @@ struct BackwardScores {
     if constexpr (!kAdjusts) return;
     of_key[0] = scores.key_bias(at.key);
     of_key[1] = scores.key_bias(at.key + 8);
+  }
+
+  /// What a bias of keys adds to the exponents of base 2 of this thread's two keys.
+  JALI_DEVICE static void load_of_keys(float (&exponents)[2], const Args& a, const CellPlace& at) {
+    const cuda::Scores<T, kOptions> scores(a.scores, at.f);
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) exponents[e] = scores.key_bias(at.key + 8 * e) * cuda::kLog2E;
   }
 
   /// What is added to the scores of a tile, where it is all that is done to them.
