@@ -49,8 +49,8 @@ bool asks_by_runs(const BoundMask& mask) {
 void set_first_and_last(BackwardArgs& a, i32 blocks) {
   const WorkOrder order = a.row_order();
   // Of KV heads: as far as the first key tiles of all blocks reach, and the last ones.
-  const i32 heads = blocks / max_of<i32>(a.key_tiles, 1) + 1;
-  a.first_parts = order.before(ceil_div<i32>(heads, a.section));
+  const i32 heads = blocks / max_of(a.key_tiles, 1) + 1;
+  a.first_parts = order.before(ceil_div(heads, a.section));
   a.last_parts = min_of(max_of(heads + 1, a.last), a.heads) * order.per_head;
 }
 
@@ -181,7 +181,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
       min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
   set_first_and_last(a, static_cast<i32>(blocks));
   constexpr i32 kTaken = 6;
-  const i32 sections = ceil_div<i32>(a.heads, a.section);
+  const i32 sections = ceil_div(a.heads, a.section);
   a.num_counters = kTaken + 2 * sections;
   a.taken = call.counters(a.num_counters);
   a.prepared = a.taken + kTaken;

@@ -105,10 +105,10 @@ struct BackwardArgs {
   i32 D = 0, Dv = 0;              // as in memory: the kernel's own may be larger
   i32 row_tiles = 0;              // of one query head, of all sequences: num_tiles() of call.h
   i32 row_tiles_of_sequence = 0;  // of those; varlen: all
-  Divisor row_parts = {};         // of the row tiles of a head of `heads`, kBackwardPartRows each
-  Divisor key_tiles = {};         // of one head of `heads`: the same for keys
+  i32 row_parts = 0;              // of the row tiles of a head of `heads`, kBackwardPartRows each
+  i32 key_tiles = 0;              // of one head of `heads`: the same for keys
   i32 heads = 0;                  // B · Hkv; varlen: Hkv
-  Divisor section = {};           // heads whose q and dout stay in L2 together
+  i32 section = 1;                // heads whose q and dout stay in L2 together
   i32 last = 0;                   // heads_by_length()
   bool even = false;              // no key_map, for a mask of even leaves (mask/leaf.h, kEven)
   // Of row_order(): what the first key tiles of all blocks need, and what the last ones add to. These

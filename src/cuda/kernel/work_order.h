@@ -1,7 +1,7 @@
 // The order in which persistent blocks take the work of a call, from a counter.
 #pragma once
 
-#include "base/divisor.h"
+#include "base/hd.h"
 
 namespace jali::cuda {
 
@@ -11,8 +11,7 @@ namespace jali::cuda {
 /// heads, and of the last few heads together all units come by length. Which ones these are the device
 /// alone knows: with `first` or `by_length`, only total() and in_section() are for the host.
 struct WorkOrder {
-  i32 heads;
-  Divisor section, per_head;
+  i32 heads, section, per_head;
   bool down = false;           // units in order: from the last one to the first
   const i32* first = nullptr;  // units that come first: how many, then which, ascending; or null
   const i32* by_length = nullptr;  // the others, roughly the longest one first; or null
@@ -23,16 +22,14 @@ struct WorkOrder {
     i32 section, head, unit;
   };
   JALI_HD i32 total() const { return heads * per_head; }
-  JALI_HD i32 in_section(i32 n) const {
-    return min_of<i32>(section, heads - n * section) * per_head;
-  }
+  JALI_HD i32 in_section(i32 n) const { return min_of(section, heads - n * section) * per_head; }
   /// Units of the sections before n, which may be any number from `heads` on for all.
   JALI_HD i32 before(i32 n) const {
     return n >= heads ? total() : min_of(n * section, heads) * per_head;
   }
   JALI_HD i32 num_first() const { return first ? first[0] : 0; }
   /// The section of a unit where none come first.
-  JALI_HD i32 section_of(i32 n) const { return n / per_head / section; }
+  JALI_HD i32 section_of(i32 n) const { return n / (section * per_head); }
   /// The last section that the units up to n belong to.
   JALI_HD i32 reach(i32 n) const {
     const bool any = num_first() > 0 || n >= in_order() * per_head;
@@ -59,14 +56,13 @@ struct WorkOrder {
       const i32 head = in_order() + n % last, unit = n / last;
       return {head / section, head, by_length ? at_length(unit) : unit};
     }
-    const i32 at = (count > 0 ? n / left : n / per_head) / section;
-    const i32 rest = n - at * section * left;
-    const i32 among = min_of<i32>(section, in_order() - at * section);
-    const i32 turn = among == section ? rest / section : rest / among;
-    i32 unit = down ? left - 1 - turn : turn;
+    const i32 at = n / (section * left), rest = n - at * section * left;
+    const i32 among = min_of(section, in_order() - at * section);
+    i32 unit = rest / among;
+    if (down) unit = left - 1 - unit;
 #pragma unroll 1
     for (i32 k = 0; k < count; ++k) unit += first[1 + k] <= unit;
-    return {at, at * section + rest - turn * among, unit};
+    return {at, at * section + rest % among, unit};
   }
 };
 

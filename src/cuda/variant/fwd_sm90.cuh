@@ -188,16 +188,16 @@ constexpr i32 forward_section(i32 heads, i32 group, i32 tiles_per_head, i64 kv_b
 struct ForwardArgs {
   Sequences seq;
   ScoreArgs scores;
-  i32 D, Dv;               // at most kD and kDv, multiples of 8
-  i32 heads;               // B · Hq; varlen: Hq
-  i32 num_tiles;           // row tiles of all heads: tiles_per_head · heads
-  i32 num_blocks;          // launched; they begin with the first row tiles
-  Divisor tiles_per_head;  // num_tiles() of call.h
-  Divisor section;         // forward_section()
-  i32 last;                // heads_by_length(), at least a section, whole groups
-  TileMap map;             // of row tiles, if has_map()
-  i32* counter;            // [0] row tiles taken, [1] blocks done; zero before and after
-  const void *q, *k;       // of score_again()
+  i32 D, Dv;           // at most kD and kDv, multiples of 8
+  i32 heads;           // B · Hq; varlen: Hq
+  i32 num_tiles;       // row tiles of all heads: tiles_per_head · heads
+  i32 num_blocks;      // launched; they begin with the first row tiles
+  i32 tiles_per_head;  // num_tiles() of call.h
+  i32 section;         // forward_section()
+  i32 last;            // heads_by_length(), at least a section, whole groups
+  TileMap map;         // of row tiles, if has_map()
+  i32* counter;        // [0] row tiles taken, [1] blocks done; zero before and after
+  const void *q, *k;   // of score_again()
   Strides q_strides, k_strides;
   void* out;   // [b, h, l, Dv]; packed: [h, token, Dv] with stride_b 0
   float* lse;  // [b, h, l]
@@ -475,15 +475,9 @@ struct Forward {
         if (lane == 0) t.store(own);
         __syncwarp();
       }
-      i32 next = 0;
-      if (lane == 0) next = atomicAdd(a.counter, 1) + a.num_blocks;
+      if (lane == 0) tile = atomicAdd(a.counter, 1) + a.num_blocks;
       bool any = false;  // key tile is active
       if (RowTile::load(own).has_rows()) {
-        // PERF: once, and not for each key tile, where it took most instructions. The scheduler issues
-        // them in place of a consumer's.
-        const RowTile t = RowTile::load(own);
-        const BoxPlace keys = box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, 0);
-        const i32 head = t.f.h / a.seq.group;
         auto visit = [&](i32 index, bool active, bool partial) {
           if constexpr (kLinear) {
             partial |= RowTile::load(own).side(index * kKeys) == Side::kAcross;
@@ -499,11 +493,16 @@ struct Forward {
 #pragma unroll 1
           while (left) {
             const i32 before = __popc(left & ((1u << lane) - 1));
-            const bool now = left >> lane & 1 && before < kTogether;
+            const bool now = active && before < kTogether;
+            active &= !now;
             if (now) {
+              // PERF: read anew, or D64 would spill.
+              const RowTile t = RowTile::load(own);
+              const BoxPlace keys =
+                  box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, index * kKeys);
               note(num_notes + before,
                    index << 3 | (any || before > 0 ? 0 : kFirst) | (partial ? kPartial : 0),
-                   keys.token + index * kKeys, keys.b, head);
+                   keys.token, keys.b, t.f.h / a.seq.group);
             }
             const u32 noted = __ballot_sync(0xffffffffu, now);
             left ^= noted;
@@ -515,7 +514,7 @@ struct Forward {
       }
       write_empty(a, RowTile::load(own), any, lane);
       opened += any;
-      tile = broadcast(next);
+      tile = broadcast(tile);
     }
     if (lane == 0) {
       note(num_notes, kEnd, 0, 0, 0);
