@@ -16,7 +16,8 @@
 //   Span row_span(frame, ColBlock)         the rows that can reach these keys at all
 //   among(Row, keys)                       optional, where it is keys.between() of a few numbers or
 //                                          keys.each() of a few steps, combined with & | ~: which of
-//                                          some keys the row sees, as bits, those of no key anything.
+//                                          some keys the row sees, as bits, those of no key anything;
+//                                          a lone between() and what & makes of two may be a run yet.
 //                                          GPU kernels call it between MMAs (light leaves)
 //   seen_by(frame, j, rows)                optional, the same the other way round: which of some rows
 //                                          see key j, by rows.between() or rows.each()

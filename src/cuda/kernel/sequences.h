@@ -2,7 +2,6 @@
 // sequences (varlen) or with documents, which tile of rows or keys belongs to which of them.
 #pragma once
 
-#include "base/divisor.h"
 #include "mask/leaf.h"
 
 namespace jali::cuda {
@@ -17,8 +16,8 @@ JALI_HD constexpr i64 offset(const Strides& s, i32 b, i32 h, i64 l) {
 
 /// Passed to kernels by value. Nothing of it was read on the host where it is a table.
 struct Sequences {
-  i32 B = 1;
-  Divisor Hq = {}, group = {};     // Hq / Hkv
+  i32 B = 1, Hq = 1;
+  i32 group = 1;                   // Hq / Hkv
   i32 Lq = 0, Lk = 0;              // padded layouts: of every sequence; varlen: unused
   i32 q_offset = kFar;             // of every sequence; kFar: num_keys - num_rows of each
   const i32* q_offsets = nullptr;  // [B], or null

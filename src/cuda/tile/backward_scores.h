@@ -56,16 +56,14 @@ struct BackwardScores {
 
   JALI_DEVICE BackwardScores(const Args& args, const CellPlace& place, u32 statistics)
       : a(args), at(place), scores(args.scores, place.f), neg_lse(statistics) {
-    if constexpr (!kAdjusts) return;
-    of_key[0] = scores.key_bias(at.key);
-    of_key[1] = scores.key_bias(at.key + 8);
+    if constexpr (kAdjusts) load_of_keys(of_key, scores, at);
   }
 
-  /// What a bias of keys adds to the exponents of base 2 of this thread's two keys.
-  JALI_DEVICE static void load_of_keys(float (&exponents)[2], const Args& a, const CellPlace& at) {
-    const cuda::Scores<T, kOptions> scores(a.scores, at.f);
-#pragma unroll
-    for (i32 e = 0; e < 2; ++e) exponents[e] = scores.key_bias(at.key + 8 * e) * cuda::kLog2E;
+  /// A bias of this thread's two keys.
+  JALI_DEVICE static void load_of_keys(float (&of_key)[2], const cuda::Scores<T, kOptions>& scores,
+                                       const CellPlace& at) {
+    of_key[0] = scores.key_bias(at.key);
+    of_key[1] = scores.key_bias(at.key + 8);
   }
 
   /// What is added to the scores of a tile, where it is all that is done to them.
@@ -81,8 +79,7 @@ struct BackwardScores {
       const cuda::Scores<T, kOptions> scores(a.scores, at.f);
       slope = scores.slope;
       distance = static_cast<float>(at.row + at.f.q_offset - at.key);
-      of_key[0] = scores.key_bias(at.key);
-      of_key[1] = scores.key_bias(at.key + 8);
+      load_of_keys(of_key, scores, at);
       if constexpr (kBias) load_bias(a.scores.bias, at, lane);
     }
     JALI_DEVICE void load_bias(const cuda::BiasTable& t, const CellPlace& at, i32 lane) {
@@ -265,9 +262,8 @@ struct BackwardScores {
     return __fmaf_rn(kept ? dp : 0.0f, a.keep_scale, neg_delta);
   }
 
-  /// Sums over a lane's rows of the scores' gradients, of one of its two keys: the second one where
-  /// lanes are odd; of two lanes together. PERF: in fp32; rounded and times ones by mma.sync, beside WGMMAs, a pass
-  /// took 7 % more.
+  /// The sum over rows of the scores' gradients, of two lanes' rows and one of their two keys, in odd lanes
+  /// the second. PERF: in fp32; rounded and times ones by mma.sync, beside WGMMAs, a pass took 7 % more.
   JALI_DEVICE static float sum_keys(const float (&d)[kRows / 2], i32 lane) {
     float sums[2];
 #pragma unroll

@@ -20,8 +20,8 @@
 //           columns (kRows 64) or rows (kRows 128), added to dq_sum by the copy engine; if kOrdered,
 //           in the order of the key tiles, by a counter per row tile.
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
-// Options   what is added to scores is what S' starts at, loaded beside dK of the step before, as
-//           dropout is drawn there; a bias over rows and keys, if it can be copied eight keys at a time,
+// Options   what is added to scores is what S' starts at (else: kStartsAtAdded), loaded beside dK of the
+//           step before, as dropout is drawn there; a bias over rows and keys, if it can be copied eight keys at a time,
 //           a warp copies for itself, as soon as it has used that of the row tile before; softcap's slopes
 //           go into P as soon as that is rounded. What each costs: docs/performance.md.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
@@ -232,7 +232,11 @@ struct Backward {
       constexpr bool kLooks = kHides && !kSkips;
       if constexpr (kLooks && !Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
       float of_keys[2] = {0, 0};
-      if constexpr (Scores::kSumsKeys) Scores::load_of_keys(of_keys, a, place());
+      if constexpr (Scores::kSumsKeys) {
+        const tile::CellPlace at = place();
+        Scores::load_of_keys(of_keys, {a.scores, at.f}, at);
+        for (float& added : of_keys) added *= kLog2E;  // in exponents
+      }
       wgmma_wait<1>();
       tie(s);
       const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;

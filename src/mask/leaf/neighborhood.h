@@ -112,7 +112,7 @@ struct Neighborhood {
   template <class Keys>
   JALI_HD auto among(const Row& r, Keys keys) const {
     if (dilated()) return keys.each([&](i32 j) { return visible(r, col({}, j)); });
-    auto bits = keys.between(0, -1) | keys.between(0, -1);  // none yet
+    auto bits = keys.between(0, -1) | keys.between(0, -1);  // none; no run (leaf.h)
     if (r.group < 0) return bits;
     i32 line = keys.first / shape[2].value;
     i32 first = line * shape[2].value, x0 = line / shape[1].value, x1 = line % shape[1].value;
