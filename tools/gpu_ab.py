@@ -41,6 +41,8 @@ def make_calls(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], 
     causal = jali.CausalMask()
     makers = {name: maker(p, causal if c else None) for name, p, c, _ in gpu.DENSE}
     makers |= {name: maker(p, mask) for name, p, mask, _ in gpu.sparse_cases()}
+    flex = gpu.Problem(1, 16, 16, 16384, 128, 128)
+    makers |= {f"flex {name}": maker(flex, mask) for name, mask, _ in gpu.flex_cases()}
     for name, make, *_ in gpu_costs.with_options():
         makers[f"option {name}"] = maker(gpu_costs.OPTIONS_PROBLEM, None, make)
     return {n: m for n, m in makers.items() if any(w in n for w in args.only or [""])}

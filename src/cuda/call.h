@@ -89,6 +89,7 @@ class Call {
 
  private:
   void* allocate_alone(i64 bytes);
+  bool has_workspace();
 
   const AttentionProblem& problem_;
   const DeviceGuard guard_;
@@ -101,7 +102,8 @@ class Call {
   std::vector<DevicePtr> own_memory_;
   char* chunk_ = nullptr;  // where small pieces come from, the last ones first
   i64 chunk_left_ = 0;
-  i32* shared_counters_ = nullptr;  // of the stream
+  DevicePtr workspace_ = 0;  // of the stream, held by this call
+  bool captured_ = false;    // into a graph: there is none
   std::function<std::vector<KernelText>()> expected_;
 };
 

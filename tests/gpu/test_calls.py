@@ -83,10 +83,12 @@ def test_sums_are_rounded_when_they_are_complete(heads: int, length: int, D: int
 
 
 def test_poisoned_memory_is_never_read() -> None:
-    """What the allocator hands out is full of NaN."""
+    """What the allocator hands out is full of NaN, and what a stream's calls keep has been."""
     mask = jali.CausalMask() & jali.DocumentMask(documents())
     tensors = inputs()
     clean = gradients(lambda *x: jali.attention(*x, mask), tensors)
+    nans = [torch.full_like(x, torch.nan) for x in tensors]
+    gradients(lambda *x: jali.attention(*x, mask), nans)
     poison = [torch.full((n,), torch.nan, device="cuda") for n in (2**10, 2**16, 2**20, 2**24)]
     del poison
     for a, b in zip(clean, gradients(lambda *x: jali.attention(*x, mask), tensors), strict=True):
