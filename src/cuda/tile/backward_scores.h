@@ -42,9 +42,9 @@ struct BackwardScores {
   using Args = cuda::BackwardArgs;
   static constexpr bool kAdds = cuda::adds_to_scores(kOptions);
   static constexpr bool kAdjusts = cuda::adjusts_products(kOptions);
-  /// Whether a bias of keys is all that is added, and its gradient is wanted.
-  static constexpr bool kSumsKeys =
-      kAdds && kOptions.bias == cuda::BiasType::kNone && !kOptions.alibi && kWanted.keys;
+  /// Whether a bias of keys is all that is added.
+  static constexpr bool kAddsKeys =
+      kAdds && kOptions.bias == cuda::BiasType::kNone && !kOptions.alibi;
   /// Whether there is anything to do besides exponentials when the products are there.
   static constexpr bool kOn = kAdjusts || kOptions.dropout || kWanted.per_tile();
 

@@ -116,11 +116,13 @@ struct Backward {
   static_assert(backward_fits_options(kD, kDv, kOptions, kWanted));
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;
   static constexpr bool kSplitsRows = kRows == 128;  // dQ among the warpgroups
-  // S starts at what is added to scores. A bias of keys is added to exponents, by the instruction that
-  // multiplies them, where its gradient is wanted. PERF: 5 % less time; where it is not, 4 % more.
-  static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kSumsKeys;
+  // S starts at what is added to scores; but a bias of keys is added to exponents, by the instruction that
+  // multiplies them (PERF: 5 % less time), and loaded a step ahead unless its gradient is wanted (2 % less;
+  // where it is, 2 % more).
+  static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
+  static constexpr bool kKeysAhead = Scores::kAddsKeys && !kWanted.keys;
   // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
-  static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kOn && !kStartsAtAdded;
+  static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kOn && !Scores::kAdds;
   static_assert(tile::kStagedBytes <= 4096, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
@@ -166,6 +168,7 @@ struct Backward {
     u32 p[kRows / 4], ds[kRows / 4];
     u32 dropped[kRows / 64];       // by dropout, a bit a cell
     typename Scores::Added added;  // to the scores of the row tile that comes next
+    float of_keys[2];              // kAddsKeys: to exponents, of this thread's keys
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
     JALI_DEVICE float (&dq())[32] { return reinterpret_cast<float (&)[32]>(s); }
 
@@ -187,7 +190,7 @@ struct Backward {
       return Tiles::place(notes->item[(items() - 1) % 4], notes->note[steps() % Tiles::kNoteSlots],
                           first_key(), Scores::kAdds ? opaque(lane) : lane);
     }
-    static constexpr bool kPrepares = kStartsAtAdded || kOptions.dropout;
+    static constexpr bool kPrepares = kStartsAtAdded || kKeysAhead || kOptions.dropout;
     static constexpr bool kLooksAhead = kOptions.dropout;  // PERF: others have no register for it
     /// What is known early of the row tile that comes next. PERF: memory answers late.
     struct Next {
@@ -204,8 +207,13 @@ struct Backward {
       next.at.row += row;
       next.at.f.h = h;
       if constexpr (kStartsAtAdded) added.load(a, next.at, opaque(lane));
+      if constexpr (kKeysAhead) load_of_keys(next.at);
       if constexpr (kOptions.dropout)
         Scores::draw(dropped, a.scores, next.seed, next.at, opaque(lane));
+    }
+    JALI_DEVICE void load_of_keys(const tile::CellPlace& at) {
+      Scores::load_of_keys(of_keys, {a.scores, at.f}, at);
+      for (float& added : of_keys) added *= kLog2E;
     }
     /// The row tile that the block is at.
     JALI_DEVICE void prepare() {
@@ -231,19 +239,14 @@ struct Backward {
       // PERF: beside the MMAs; what others look up comes later.
       constexpr bool kLooks = kHides && !kSkips;
       if constexpr (kLooks && !Tiles::kFinds) hiding.look_up(mask, place(), sm, steps(), lane);
-      float of_keys[2] = {0, 0};
-      if constexpr (Scores::kSumsKeys) {
-        const tile::CellPlace at = place();
-        Scores::load_of_keys(of_keys, {a.scores, at.f}, at);
-        for (float& added : of_keys) added *= kLog2E;  // in exponents
-      }
+      if constexpr (Scores::kAddsKeys && !kKeysAhead) load_of_keys(place());
       wgmma_wait<1>();
       tie(s);
       const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;
 #pragma unroll
       for (i32 n = 0; n < kRows / 2; ++n) {
         const float x =
-            Scores::kSumsKeys ? __fmaf_rn(s[n], factor, of_keys[n / 2 % 2]) : s[n] * factor;
+            Scores::kAddsKeys ? __fmaf_rn(s[n], factor, of_keys[n / 2 % 2]) : s[n] * factor;
         s[n] = kCaps ? tanh_fast(x) : exp2_fast(x);
       }
       if constexpr (kReadsEarly && !kHides) {  // PERF: ptxas would wait for dP before all of them
