@@ -65,7 +65,9 @@ Call::Call(const AttentionProblem& problem)
 
 Call::~Call() {
   Stream* const stream = static_cast<Stream*>(problem_.stream);
-  if (workspace_) workspaces().give_back(Workspaces::key(problem_.device_index, stream), workspace_);
+  if (workspace_) {
+    workspaces().give_back(Workspaces::key(problem_.device_index, stream), workspace_);
+  }
   for (DevicePtr address : own_memory_) {
     driver_.free_async(address, stream);
   }

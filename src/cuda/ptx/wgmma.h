@@ -41,6 +41,8 @@ JALI_DEVICE void forget(float (&x)[kCount]) {
 constexpr u32 kSwizzle128 = 0x40000040;
 /// Or nowhere else: all groups of 8 rows are the same.
 constexpr u32 kSwizzle128Once = 0x40000000;
+/// Without a swizzle, and with `leading` 0: all blocks of 8 rows x 16 bytes are the same 128 bytes.
+constexpr u32 kOneBlock = 0;
 JALI_DEVICE u32 descriptor(u32 shared, u32 leading) {
   return ((shared & 0x3ffff) >> 4) | ((leading >> 4) << 16);
 }
@@ -50,7 +52,9 @@ JALI_DEVICE u32 descriptor(u32 shared, u32 leading) {
 template <class T, i32 kN, bool kTransB>
 struct Wgmma;
 
-// Operand lists, in blocks of 8 accumulators.
+// Operand lists, but for the first one in blocks of 8 accumulators.
+#define JALI_S8 "%0, %1, %2, %3"
+#define JALI_D8 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define JALI_R8(k)                                                                                \
   "+f"(d[8 * k]), "+f"(d[8 * k + 1]), "+f"(d[8 * k + 2]), "+f"(d[8 * k + 3]), "+f"(d[8 * k + 4]), \
       "+f"(d[8 * k + 5]), "+f"(d[8 * k + 6]), "+f"(d[8 * k + 7])
@@ -89,42 +93,44 @@ struct Wgmma;
 
 // What follows the n / 2 accumulators in the operand lists, by number.
 //   ss: A's descriptor p0, B's p1, accumulate p2, their high word p3, transposed B p4, transposed A p5
-//   rs: A's registers p0 to p3, B's descriptor p4, accumulate p5, kSwizzle128 p6, transposed B p7
-#define JALI_WGMMA(T, type, n, p0, p1, p2, p3, p4, p5, p6, p7)                                     \
-  template <bool kTransB>                                                                          \
-  struct Wgmma<T, n, kTransB> {                                                                    \
-    template <bool kTransA = false, u32 kHigh = kSwizzle128>                                       \
-    JALI_DEVICE static void ss(float (&d)[n / 2], u32 a, u32 b, i32 accumulate) {                  \
-      asm volatile(                                                                                \
-          "{\n.reg .pred p;\n.reg .b64 da, db;\n"                                                  \
-          "mov.b64 da, {%" #p0 ", %" #p3 "};\nmov.b64 db, {%" #p1 ", %" #p3                        \
-          "};\n"                                                                                   \
-          "setp.ne.b32 p, %" #p2                                                                   \
-          ", 0;\n"                                                                                 \
-          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" JALI_S##n           \
-          "}, "                                                                                    \
-          "da, db, p, 1, 1, %" #p5 ", %" #p4 ";\n}"                                                \
-          : JALI_D##n                                                                              \
-          : "r"(a), "r"(b), "r"(accumulate), "n"(kHigh), "n"(kTransB ? 1 : 0),                     \
-            "n"(kTransA ? 1 : 0));                                                                 \
-    }                                                                                              \
-    JALI_DEVICE static void rs(float (&d)[n / 2], const u32* a, u32 b, i32 accumulate) {           \
-      asm volatile(                                                                                \
-          "{\n.reg .pred p;\n.reg .b64 db;\n"                                                      \
-          "mov.b64 db, {%" #p4 ", %" #p6                                                           \
-          "};\n"                                                                                   \
-          "setp.ne.b32 p, %" #p5                                                                   \
-          ", 0;\n"                                                                                 \
-          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" JALI_S##n           \
-          "}, "                                                                                    \
-          "{%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, db, p, 1, 1, %" #p7 ";\n}"                    \
-          : JALI_D##n                                                                              \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kSwizzle128), \
-            "n"(kTransB ? 1 : 0));                                                                 \
-    }                                                                                              \
+//   rs: A's registers p0 to p3, B's descriptor p4, accumulate p5, its high word p6, transposed B p7
+#define JALI_WGMMA(T, type, n, p0, p1, p2, p3, p4, p5, p6, p7)                               \
+  template <bool kTransB>                                                                    \
+  struct Wgmma<T, n, kTransB> {                                                              \
+    template <bool kTransA = false, u32 kHigh = kSwizzle128>                                 \
+    JALI_DEVICE static void ss(float (&d)[n / 2], u32 a, u32 b, i32 accumulate) {            \
+      asm volatile(                                                                          \
+          "{\n.reg .pred p;\n.reg .b64 da, db;\n"                                            \
+          "mov.b64 da, {%" #p0 ", %" #p3 "};\nmov.b64 db, {%" #p1 ", %" #p3                  \
+          "};\n"                                                                             \
+          "setp.ne.b32 p, %" #p2                                                             \
+          ", 0;\n"                                                                           \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" JALI_S##n     \
+          "}, "                                                                              \
+          "da, db, p, 1, 1, %" #p5 ", %" #p4 ";\n}"                                          \
+          : JALI_D##n                                                                        \
+          : "r"(a), "r"(b), "r"(accumulate), "n"(kHigh), "n"(kTransB ? 1 : 0),               \
+            "n"(kTransA ? 1 : 0));                                                           \
+    }                                                                                        \
+    template <u32 kHigh = kSwizzle128>                                                       \
+    JALI_DEVICE static void rs(float (&d)[n / 2], const u32* a, u32 b, i32 accumulate) {     \
+      asm volatile(                                                                          \
+          "{\n.reg .pred p;\n.reg .b64 db;\n"                                                \
+          "mov.b64 db, {%" #p4 ", %" #p6                                                     \
+          "};\n"                                                                             \
+          "setp.ne.b32 p, %" #p5                                                             \
+          ", 0;\n"                                                                           \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" JALI_S##n     \
+          "}, "                                                                              \
+          "{%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, db, p, 1, 1, %" #p7 ";\n}"              \
+          : JALI_D##n                                                                        \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh), \
+            "n"(kTransB ? 1 : 0));                                                           \
+    }                                                                                        \
   };
 #define JALI_WGMMA_BOTH(n, ...) \
   JALI_WGMMA(BF16, "bf16", n, __VA_ARGS__) JALI_WGMMA(FP16, "f16", n, __VA_ARGS__)
+JALI_WGMMA_BOTH(8, 4, 5, 6, 7, 8, 9, 10, 11)
 JALI_WGMMA_BOTH(16, 8, 9, 10, 11, 12, 13, 14, 15)
 JALI_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22, 23)
 JALI_WGMMA_BOTH(48, 24, 25, 26, 27, 28, 29, 30, 31)

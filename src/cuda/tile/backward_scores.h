@@ -279,16 +279,19 @@ struct BackwardScores {
     const bool second = lane & 1;
     return (second ? sums[1] : sums[0]) + ptx::shuffle_xor(second ? sums[0] : sums[1], 1);
   }
+  /// Where the sum of this thread's first key is.
+  JALI_DEVICE static float* key_sum(const Args& a, const CellPlace& at, i32 h_kv) {
+    const i64 first = a.seq.varlen() ? 0 : i64{at.f.b} * a.seq.Lk;
+    return a.key_sums.at(at.f.h, h_kv, first + at.f.k_start + at.key);
+  }
   /// Adds what sum_keys() gave to the sums of a bias over keys.
   JALI_DEVICE static void add_keys(float sum, const Args& a, const CellPlace& at, i32 h_kv,
                                    i32 lane) {
-    const Frame& f = at.f;
-    const i32 key = at.key + 8 * (lane & 1);
-    float* const to =
-        a.key_sums.at(f.h, h_kv, (a.seq.varlen() ? 0 : i64{f.b} * a.seq.Lk) + f.k_start + key);
+    const i32 second = 8 * (lane & 1);
     sum += ptx::shuffle_xor(sum, 2);
     // One thread adds to a key of a KV head, row tile by row tile: the same order every time.
-    ptx::add_if(to, sum, (lane & 2) == 0 & key < f.num_keys);
+    ptx::add_if(key_sum(a, at, h_kv) + second, sum,
+                (lane & 2) == 0 & at.key + second < at.f.num_keys);
   }
   /// Writes or adds the scores' gradients to those of a bias over rows and keys.
   JALI_DEVICE static void emit(const float (&d)[kRows / 2], const Args& a, const CellPlace& at,

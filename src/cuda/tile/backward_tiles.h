@@ -123,7 +123,7 @@ struct BackwardTiles {
     volatile i32 wanted;  // the last section whose row tiles are to be prepared
     i32 first_units[1 + cuda::kMostLongLines];  // of the order of work
   };
-  static_assert(kNotes + sizeof(Notes) + 12 <= kSharedBytes);
+  static_assert(kNotes + sizeof(Notes) + 12 <= kSharedBytes - cuda::kBackwardOnesBytes);
   static_assert(8 * 28 <= cuda::kBackwardBarrierBytes);
 
   struct Shared {
@@ -142,6 +142,7 @@ struct BackwardTiles {
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
     JALI_DEVICE u32 added() const { return next() + 8; }  // by consumers, for tell_others
     JALI_DEVICE u32 ones() const { return base + kOnes; }
+    JALI_DEVICE u32 block_of_ones() const { return base + kSharedBytes - cuda::kBackwardOnesBytes; }
     // Barriers, notes and cells are found by a stage, or by the number of the row tile (n).
     JALI_DEVICE u32 barrier(i32 n) const { return base + kBarriers + 8 * n; }
     JALI_DEVICE u32 k_full() const { return barrier(0); }
@@ -657,6 +658,14 @@ struct BackwardTiles {
       Wgmma<T, kDim, true>::rs(d, w + 4 * t, x + t * (2048 / 16), 1);
     }
   }
+  /// d += W' 1, W as above: the sums over the rows, in each of 8 columns.
+  JALI_DEVICE static void multiply_ones(float (&d)[4], const u32* w, const Shared& sm) {
+#pragma unroll
+    for (i32 t = 0; t < kRows / 16; ++t) {
+      Wgmma<T, 8, false>::template rs<kOneBlock>(d, w + 4 * t, descriptor(sm.block_of_ones(), 0),
+                                                 1);
+    }
+  }
   /// Where a thread's cells are; `first`: the first of the warp's keys in the key tile.
   JALI_DEVICE static CellPlace place(const Item& item, const Note& note, i32 first, i32 lane) {
     const i32 line = first + lane / 4;
@@ -754,6 +763,12 @@ struct BackwardTiles {
     }
     fence_async();
   }
+  JALI_DEVICE static void write_ones(const Shared& sm) {
+    if (4 * threadIdx.x < cuda::kBackwardOnesBytes) {
+      store_shared(sm.block_of_ones() + 4 * threadIdx.x, static_cast<i32>(T::pack(1, 1)));
+    }
+    fence_async();
+  }
   /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm).
   template <i32 kLoaderRegisters, i32 kConsumerRegisters, class Barriers, class Consume>
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
@@ -771,6 +786,7 @@ struct BackwardTiles {
       barrier_init_fence();
     }
     if constexpr (kMatrices) write_constants(sm);
+    if constexpr (kWanted.keys) write_ones(sm);
     __syncthreads();
     if (wg == 0) {
       give_registers<kLoaderRegisters>();

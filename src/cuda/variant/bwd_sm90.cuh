@@ -121,6 +121,9 @@ struct Backward {
   // where it is, 2 % more).
   static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
   static constexpr bool kKeysAhead = Scores::kAddsKeys && !kWanted.keys;
+  // Sums over rows for the gradient of a bias of keys come from the tensor cores. PERF: but beside a mask turns
+  // leave no register for them.
+  static constexpr bool kMultipliesOnes = kWanted.keys && !(kOrdered && Tiles::kMasked);
   // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
   static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kOn && !Scores::kAdds;
   static_assert(tile::kStagedBytes <= 4096, "dk and dv go by way of a warp's dQ");
@@ -166,6 +169,9 @@ struct Backward {
     float dk[kD / 2], dv[kDv / 2];
     float s[kRows / 2], dp[kRows / 2];
     u32 p[kRows / 4], ds[kRows / 4];
+    // kMultipliesOnes: of dS over the rows of a head that the key tile has seen; [0] and [2] are this thread's
+    // two keys'.
+    float key_sums[4] = {0, 0, 0, 0};
     u32 dropped[kRows / 64];       // by dropout, a bit a cell
     typename Scores::Added added;  // to the scores of the row tile that comes next
     float of_keys[2];              // kAddsKeys: to exponents, of this thread's keys
@@ -189,6 +195,18 @@ struct Backward {
     JALI_DEVICE tile::CellPlace place() {
       return Tiles::place(notes->item[(items() - 1) % 4], notes->note[steps() % Tiles::kNoteSlots],
                           first_key(), Scores::kAdds ? opaque(lane) : lane);
+    }
+    /// Adds the sums over the rows of the last step's head; one thread adds to a key of a KV head, in the order
+    /// of the row tiles. The loader leaves that step's note alone until this one arrives at rows_empty.
+    JALI_DEVICE void add_key_sums() {
+      const Item& item = notes->item[(items() - 1) % 4];
+      const tile::CellPlace at = Tiles::place(item, notes->note[(steps() - 1) % Tiles::kNoteSlots],
+                                              first_key(), opaque(lane));
+      float* const to = Scores::key_sum(a, at, item.h_kv);
+      const bool adds = (opaque(lane) & 3) == 0;
+      add_if(to, key_sums[0], adds & at.key < at.f.num_keys);
+      add_if(to + 8, key_sums[2], adds & at.key + 8 < at.f.num_keys);
+      for (float& x : key_sums) x = 0;
     }
     static constexpr bool kPrepares = kStartsAtAdded || kKeysAhead || kOptions.dropout;
     static constexpr bool kLooksAhead = kOptions.dropout;  // PERF: others have no register for it
@@ -397,7 +415,7 @@ struct Backward {
       }
       share_ds(buffer);
       if constexpr (!kNothing) {
-        if constexpr (kWanted.keys) {
+        if constexpr (kWanted.keys && !kMultipliesOnes) {
           const i32 h_kv = notes->item[(items() - 1) % 4].h_kv;
           Scores::add_keys(Scores::sum_keys(dp, opaque(lane)), a, place(), h_kv, opaque(lane));
         }
@@ -423,8 +441,11 @@ struct Backward {
       if constexpr (!kNothing) {
         tie(ds);
         tie(dk);
+        if constexpr (kMultipliesOnes) tie(key_sums);
         wgmma_fence();
         Tiles::template multiply_rows<kD>(dk, ds, sm.q(stage));
+        // PERF: of dS in half precision, as dK takes it; 64 additions a step took 7 % of the pass.
+        if constexpr (kMultipliesOnes) Tiles::multiply_ones(key_sums, ds, sm);
         wgmma_commit();
       }
       counts += 4;
@@ -447,6 +468,11 @@ struct Backward {
       tie(ds);
       tie(dk);
       tie(dv);
+      if constexpr (kMultipliesOnes) {
+        tie(key_sums);
+        // The next row tile may be of another head, or of another key tile.
+        if (a.seq.group > 1 || flags & (Tiles::kFirst | Tiles::kEnd)) add_key_sums();
+      }
       barrier_arrive_if(sm.rows_empty(stage), lane == 0);
       last_number = this_number;
       last_turn = this_turn;
