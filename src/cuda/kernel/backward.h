@@ -37,8 +37,8 @@ struct BackwardTile {
 constexpr i32 kBackwardConsumerWarps = 8;
 /// Barriers, and the loader's notes.
 constexpr i32 kBackwardBarrierBytes = 256;
-/// Ones that sums over rows are multiplied by (ptx/wgmma.h, kOneBlock), the last ones.
-constexpr i32 kBackwardOnesBytes = 128;
+/// The last ones: 16 x 8 ones that sums over rows are multiplied by.
+constexpr i32 kBackwardOnesBytes = 256;
 constexpr i32 kBackwardNotesBytes = kBackwardBarrierBytes + 448 + kBackwardOnesBytes;
 /// Slots for cells of partial tiles: in tiles of 128 keys as many as notes, so that they are looked up
 /// ahead.

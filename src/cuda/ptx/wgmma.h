@@ -41,8 +41,8 @@ JALI_DEVICE void forget(float (&x)[kCount]) {
 constexpr u32 kSwizzle128 = 0x40000040;
 /// Or nowhere else: all groups of 8 rows are the same.
 constexpr u32 kSwizzle128Once = 0x40000000;
-/// Without a swizzle, and with `leading` 0: all blocks of 8 rows x 16 bytes are the same 128 bytes.
-constexpr u32 kOneBlock = 0;
+/// Without a swizzle, of 8 rows alone: two blocks of 8 rows x 16 bytes, `leading` bytes apart.
+constexpr u32 kEightRows = 0;
 JALI_DEVICE u32 descriptor(u32 shared, u32 leading) {
   return ((shared & 0x3ffff) >> 4) | ((leading >> 4) << 16);
 }

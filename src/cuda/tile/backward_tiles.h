@@ -142,7 +142,7 @@ struct BackwardTiles {
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
     JALI_DEVICE u32 added() const { return next() + 8; }  // by consumers, for tell_others
     JALI_DEVICE u32 ones() const { return base + kOnes; }
-    JALI_DEVICE u32 block_of_ones() const { return base + kSharedBytes - cuda::kBackwardOnesBytes; }
+    JALI_DEVICE u32 ones_by_eight() const { return base + kSharedBytes - cuda::kBackwardOnesBytes; }
     // Barriers, notes and cells are found by a stage, or by the number of the row tile (n).
     JALI_DEVICE u32 barrier(i32 n) const { return base + kBarriers + 8 * n; }
     JALI_DEVICE u32 k_full() const { return barrier(0); }
@@ -662,8 +662,8 @@ struct BackwardTiles {
   JALI_DEVICE static void multiply_ones(float (&d)[4], const u32* w, const Shared& sm) {
 #pragma unroll
     for (i32 t = 0; t < kRows / 16; ++t) {
-      Wgmma<T, 8, false>::template rs<kOneBlock>(d, w + 4 * t, descriptor(sm.block_of_ones(), 0),
-                                                 1);
+      Wgmma<T, 8, false>::template rs<kEightRows>(d, w + 4 * t, descriptor(sm.ones_by_eight(), 128),
+                                                  1);
     }
   }
   /// Where a thread's cells are; `first`: the first of the warp's keys in the key tile.
@@ -765,7 +765,7 @@ struct BackwardTiles {
   }
   JALI_DEVICE static void write_ones(const Shared& sm) {
     if (4 * threadIdx.x < cuda::kBackwardOnesBytes) {
-      store_shared(sm.block_of_ones() + 4 * threadIdx.x, static_cast<i32>(T::pack(1, 1)));
+      store_shared(sm.ones_by_eight() + 4 * threadIdx.x, static_cast<i32>(T::pack(1, 1)));
     }
     fence_async();
   }
