@@ -35,11 +35,9 @@ struct BackwardTile {
 };
 
 constexpr i32 kBackwardConsumerWarps = 8;
-/// Barriers, and the loader's notes.
-constexpr i32 kBackwardBarrierBytes = 256;
-/// The last ones: 16 x 8 ones that sums over rows are multiplied by.
-constexpr i32 kBackwardOnesBytes = 256;
-constexpr i32 kBackwardNotesBytes = kBackwardBarrierBytes + 448 + kBackwardOnesBytes;
+/// Barriers; the loader's notes; and at the end 16 x 8 ones, by which sums over rows are multiplied.
+constexpr i32 kBackwardBarrierBytes = 256, kBackwardOnesBytes = 256,
+              kBackwardNotesBytes = kBackwardBarrierBytes + 448 + kBackwardOnesBytes;
 /// Slots for cells of partial tiles: in tiles of 128 keys as many as notes, so that they are looked up
 /// ahead.
 template <i32 kKeys>

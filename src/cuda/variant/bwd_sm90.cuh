@@ -27,8 +27,8 @@
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ, by way of whose place dk and dv go, too; statistics
 //           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
-//           tiles, 4 KB each; a bias over rows and keys, [8 warps][rows][16 keys]; notes. 222 KB at D 128,
-//           with a bias 226.
+//           tiles, 4 KB each; a bias over rows and keys, [8 warps][rows][16 keys]; notes; ones, by which
+//           dS is multiplied for the gradient of a bias of keys. 222 KB at D 128, with a bias 226.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
