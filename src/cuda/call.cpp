@@ -78,7 +78,7 @@ void* Call::allocate(i64 bytes) {
   bytes = ceil_div(bytes, kAlignment) * kAlignment;
   if (bytes > kChunkBytes) return allocate_alone(bytes);
   if (bytes > chunk_left_) {
-    const bool ours = !chunk_ && has_workspace();
+    const bool ours = !chunk_ && hold_workspace();
     chunk_ = ours ? reinterpret_cast<char*>(workspace_) + kCounterBytes
                   : static_cast<char*>(allocate_alone(kChunkBytes));
     chunk_left_ = kChunkBytes;
@@ -116,8 +116,8 @@ const u64* Call::upload(u64 number) {
   return static_cast<const u64*>(at);
 }
 
-// A captured graph, which may run on any stream later, gets memory of its own.
-bool Call::has_workspace() {
+// A captured graph may run on any stream later.
+bool Call::hold_workspace() {
   if (workspace_ || captured_) return workspace_ != 0;
   Stream* const stream = static_cast<Stream*>(problem_.stream);
   int capturing = 0;
@@ -137,7 +137,7 @@ bool Call::has_workspace() {
 }
 
 i32* Call::counters(i32 count) {
-  if (count <= kMostCounters && has_workspace()) return reinterpret_cast<i32*>(workspace_);
+  if (count <= kMostCounters && hold_workspace()) return reinterpret_cast<i32*>(workspace_);
   const i64 bytes = count * static_cast<i64>(sizeof(i32));
   void* const own = allocate(bytes);
   clear(own, bytes);

@@ -89,7 +89,8 @@ class Call {
 
  private:
   void* allocate_alone(i64 bytes);
-  bool has_workspace();
+  /// Takes the stream's workspace until this call is done, unless it is captured into a graph: then false.
+  bool hold_workspace();
 
   const AttentionProblem& problem_;
   const DeviceGuard guard_;

@@ -318,11 +318,15 @@ def flex_cases() -> list[tuple[str, jali.Mask, Any]]:
     ]  # fmt: skip
 
 
+#: What FlexAttention is timed with.
+FLEX_PROBLEM = Problem(1, 16, 16, 16384, 128, 128)
+
+
 def flex(report: Report, rounds: int) -> None:
     """Against compiled FlexAttention with its BlockMask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    problem = Problem(1, 16, 16, 16384, 128, 128)
+    problem = FLEX_PROBLEM
     print(f"\nAgainst FlexAttention, d128 H16 16K, bf16; ms, {rounds} rounds")
     for name, mask, mod in flex_cases():
         torch._dynamo.reset()  # or it falls back to eager without a word

@@ -62,6 +62,9 @@ struct BackwardTiles {
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
   static constexpr bool kClassifies = kMasked && !kOrdered && !any_leaf<IsUneven, M>;
   static constexpr bool kMapped = kMasked && !kClassifies;
+  // Sums over rows for the gradient of a bias of keys come from the tensor cores, in tiles of 128 keys. PERF: but
+  // beside a mask turns leave no register for them.
+  static constexpr bool kMultipliesOnes = kWanted.keys && kKeys == 128 && !(kOrdered && kMasked);
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
   // blocks what consumers have added (tell_others), unless consumers do so themselves; then kFinders that
   // look up cells, where consumers cannot tell them by key.
@@ -786,7 +789,7 @@ struct BackwardTiles {
       barrier_init_fence();
     }
     if constexpr (kMatrices) write_constants(sm);
-    if constexpr (kWanted.keys) write_ones(sm);
+    if constexpr (kMultipliesOnes) write_ones(sm);
     __syncthreads();
     if (wg == 0) {
       give_registers<kLoaderRegisters>();

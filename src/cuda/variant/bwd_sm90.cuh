@@ -121,11 +121,10 @@ struct Backward {
   // where it is, 2 % more).
   static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
   static constexpr bool kKeysAhead = Scores::kAddsKeys && !kWanted.keys;
-  // Sums over rows for the gradient of a bias of keys come from the tensor cores. PERF: but beside a mask turns
-  // leave no register for them.
-  static constexpr bool kMultipliesOnes = kWanted.keys && !(kOrdered && Tiles::kMasked);
+  static constexpr bool kMultipliesOnes = Tiles::kMultipliesOnes;
   // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
   static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kOn && !Scores::kAdds;
+  static_assert(!(kMultipliesOnes && kReadsEarly), "add_key_sums asks for the next note's flags");
   static_assert(tile::kStagedBytes <= 4096, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
