@@ -23,12 +23,12 @@ inline constexpr MaskKind kKind<NoMask> = MaskKind::kNone;
 template <>
 inline constexpr MaskKind kKind<predicate::Neighborhood> = MaskKind::kMapped;
 
-#define FORWARD(name, T, D, Dv, M, ...)                                                        \
-  constexpr ScoreOptions kOptions_##name{__VA_ARGS__};                                         \
-  extern "C" __global__ void __launch_bounds__(                                                \
-      forward_shape(D, Dv, kOptions_##name, kKind<M>).threads(), 1)                            \
-      name(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k, \
-           const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ForwardArgs a,    \
-           const __grid_constant__ M mask) {                                                   \
-    Forward<ptx::T, D, Dv, M, kOptions_##name, kKind<M>>::run(q, k, v, a, mask);               \
+#define FORWARD(name, T, D, Dv, M, ...)                                                          \
+  constexpr ScoreOptions kOptions_##name{__VA_ARGS__};                                           \
+  extern "C" __global__ void __launch_bounds__(                                                  \
+      forward_shape(D, Dv, kOptions_##name, kKind<M>).threads(), 1)                              \
+      name(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,   \
+           const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap out, \
+           const __grid_constant__ ForwardArgs a, const __grid_constant__ M mask) {              \
+    Forward<ptx::T, D, Dv, M, kOptions_##name, kKind<M>>::run(q, k, v, out, a, mask);            \
   }

@@ -27,6 +27,17 @@ JALI_DEVICE void load_box(u32 shared, const TensorMap& map, u32 barrier, i32 c0,
       : "memory");
 }
 
+/// Stores the map's box from shared memory, but for elements outside the tensor; part of the thread's
+/// group (bulk.h).
+JALI_DEVICE void store_box(const TensorMap& map, u32 shared, i32 c0, i32 c1, i32 c2, i32 c3,
+                           i32 c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+      "[%1];" ::"l"(&map),
+      "r"(shared), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
 // Copies of 16 bytes by each thread, past the L1 cache; they do not queue at the engine.
 
 /// Begins one, or clears the 16 bytes of shared memory unless `condition`.

@@ -43,28 +43,49 @@ JALI_DEVICE void store_rows(const float (&acc)[kCount], const float (&scale)[2],
   }
 }
 
-/// The same by way of shared memory, kStagedBytes of the warp's own: 64 columns at a time. PERF: a third of
-/// the instructions.
+/// Of a warp's 16 rows 64 columns in shared memory: row r at 128 r, its 8 columns c at 16 (c ^ r % 8), as the copy
+/// engine's 128-byte swizzle has them.
 constexpr i32 kStagedBytes = 2048;
+/// scale[e] · acc there, from acc[begin] on, which is 64 columns or what there is.
+template <class T, i32 kCount>
+JALI_DEVICE void stage_rows(const float (&acc)[kCount], i32 begin, const float (&scale)[2],
+                            u32 shared, i32 lane) {
+  const u32 own = shared + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);  // no two use a bank
+#pragma unroll
+  for (i32 n = begin; n < begin + 32 && n < kCount; n += 8) {
+    u32 w[4];
+#pragma unroll
+    for (i32 m = 0; m < 4; ++m) {
+      w[m] = T::pack(acc[n + 2 * m] * scale[m % 2], acc[n + 2 * m + 1] * scale[m % 2]);
+    }
+    ptx::store_matrices(own ^ (n - begin) * 4, w);
+  }
+}
+/// Copies what was staged of the first `rows` rows and `cols` columns (a multiple of 8), to `to` on.
+JALI_DEVICE void copy_staged_rows(u32 shared, u16* to, i64 stride, i32 rows, i32 cols, i32 lane) {
+#pragma unroll 1
+  for (i32 n = lane; n < rows * 8; n += 32) {
+    const i32 row = n / 8, part = n % 8;
+#pragma unroll 1
+    for (i32 c = 8 * part; c < cols; c += 64) {
+      u32 w[4];
+      ptx::load_array(shared + c / 64 * kStagedBytes + row * 128 + ((part ^ row % 8) << 4), w);
+      store_if(to + row * stride + c, w, true);
+    }
+  }
+}
+
+/// store_rows() by way of shared memory, kStagedBytes of the warp's own: 64 columns at a time. PERF: a third
+/// of the instructions.
 template <class T, i32 kCount>
 JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&scale)[2], u32 shared,
                                    u16* to, i64 stride, i32 rows, i32 cols, i32 lane) {
-  // Row r lies at 128 r, its 8 columns c at 16 (c ^ r % 8): no two lanes use a bank at once.
-  const u32 own = shared + lane % 16 * 128 + ((lane / 16 ^ lane % 8) << 4);
   const i32 first = lane / 8, column = lane % 8 * 8;
   u16* at = to + first * stride + column;
 #pragma unroll
   for (i32 begin = 0; begin < kCount; begin += 32) {
     __syncwarp();  // what lay there before was read
-#pragma unroll
-    for (i32 n = begin; n < begin + 32 && n < kCount; n += 8) {
-      u32 w[4];
-#pragma unroll
-      for (i32 m = 0; m < 4; ++m) {
-        w[m] = T::pack(acc[n + 2 * m] * scale[m % 2], acc[n + 2 * m + 1] * scale[m % 2]);
-      }
-      ptx::store_matrices(own ^ (n - begin) * 4, w);
-    }
+    stage_rows<T>(acc, begin, scale, shared, lane);
     __syncwarp();
     u32 w[4][4];
 #pragma unroll

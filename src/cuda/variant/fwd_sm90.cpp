@@ -93,10 +93,10 @@ constexpr ScoreOptions kOptions = )" +
 extern "C" __global__ void __launch_bounds__(forward_shape()" +
                      dims + ", kOptions, " + kind + R"().threads(), 1)
     forward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
-            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ForwardArgs a,
-            const __grid_constant__ M mask) {
+            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap out,
+            const __grid_constant__ ForwardArgs a, const __grid_constant__ M mask) {
   Forward<)" + std::string(type) +
-                     ", " + dims + ", M, kOptions, " + kind + R"(>::run(q, k, v, a, mask);
+                     ", " + dims + ", M, kOptions, " + kind + R"(>::run(q, k, v, out, a, mask);
 }
 }  // namespace jali::cuda
 )";
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     const TensorMap q = call.tensor_map("q", p.q, p.D, rows, 64);
     const TensorMap k = call.tensor_map("k", p.k, p.D, keys, shape.keys);
     const TensorMap v = call.tensor_map("v", p.v, p.Dv, keys, shape.v_keys());
-    call.row_strides("out", out, rows);
+    const TensorMap to_out = call.tensor_map("out", out, p.Dv, rows, 16);
 
     ForwardArgs a;
     a.seq = call.sequences();
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     place_lse(call, lse, a);
 
     void* const mask = call.mask_parameters();
-    call.launch(kernel, a.num_blocks, shape.threads(), shared, {&q, &k, &v, &a, mask});
+    call.launch(kernel, a.num_blocks, shape.threads(), shared, {&q, &k, &v, &to_out, &a, mask});
   }
 
  private:

@@ -3,9 +3,10 @@
 // Serves    fp16, bf16; GQA; padded and packed (varlen) layouts; any mask of closed-form leaves or
 //           stored blocks; softcap, biases, ALiBi, sinks, dropout. kD and kDv: D and Dv rounded up
 //           to multiples of 32.
-// Tensors   q, k, v by the tensor maps of call.h, in boxes of 64 columns x rows or keys under
-//           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. out and
-//           lse by pointer and strides; rows of out start at multiples of 16 bytes.
+// Tensors   q, k, v, out by the tensor maps of call.h, in boxes of 64 columns x rows or keys under
+//           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. lse, and
+//           out where a sequence ends or shared memory has no room, by pointer and strides; rows of
+//           out start at multiples of 16 bytes.
 // Roles     warpgroup 0: warp 1 plans (persistent; takes row tiles from a counter, longest first within
 //           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map,
 //           and notes the active ones); one thread of warp 0 loads what the notes say; warps 2 and 3
@@ -50,8 +51,9 @@ struct ForwardShape {
   i32 row_bytes = 0;    // so much of each
   i32 added_bytes = 0;  // added_bytes()
   bool bias = false;    // one over rows and keys goes by way of shared memory
-  bool staged = false;  // out goes by way of shared memory
+  i32 boxes = 0;  // of out that a warp has in shared memory; none: out is stored from registers
   bool turns = false;   // consumers take turns at the tensor cores
+  bool q_held = false;  // Q is copied to registers when a row tile opens
   i32 early = 0;        // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.
   i32 loader_registers = 56, consumer_registers = 224;
@@ -66,8 +68,8 @@ struct ForwardShape {
   }
   constexpr i32 cell_bytes() const { return cells * rows() * row_bytes; }
   constexpr i32 bias_bytes() const { return bias ? 2 * rows() * keys : 0; }
-  static constexpr i32 kStagedBytes = 2048;  // of a warp: 64 columns of its rows
-  constexpr i32 staged_bytes() const { return staged ? rows() / 16 * kStagedBytes : 0; }
+  static constexpr i32 kBoxBytes = 2048;  // 64 columns of a warp's 16 rows
+  constexpr i32 staged_bytes() const { return rows() / 16 * boxes * kBoxBytes; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
     return tile_bytes(D, Dv) + cell_bytes() + added_bytes + bias_bytes() + staged_bytes() + 1024 +
@@ -123,6 +125,11 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   }
   // 1K tokens: 549, without 534; a window of 1024: 2 % faster.
   if (mask != MaskKind::kHeavy && kD == 128 && !bias) s.early = 4;
+  // One slot is enough then, and there is room for all boxes of out. PERF: causal D128 16K 2 % less time, 12
+  // documents 32K 2 %, windows as much; dense as much, too.
+  s.q_held =
+      mask == MaskKind::kLight && kD > 64 && kD <= 128 && kDv <= 128 && lean && !many && !of_keys;
+  if (s.q_held) s.slots = 1;
   if (mask != MaskKind::kNone) {
     s.cells = mask == MaskKind::kHeavy ? 4 : 2;
     s.row_bytes = mask == MaskKind::kHeavy ? kHeavyRowBytes : kLightRowBytes;
@@ -139,8 +146,9 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   s.added_bytes = added_bytes(options, s.stages, s.keys);
   // Out is staged where shared memory is left, and registers.
   auto with_staging = [&](ForwardShape shape) {
-    shape.staged = !(shape.warpgroups == 3 && options.softcap);
-    shape.staged = shape.staged && shape.fits(kD, kDv);
+    if (shape.warpgroups == 3 && options.softcap) return shape;
+    shape.boxes = ceil_div(kDv, 64);
+    while (shape.boxes > 0 && !shape.fits(kD, kDv)) --shape.boxes;
     return shape;
   };
   if (!s.fits(kD, kDv)) s.slots = 1;
@@ -208,6 +216,7 @@ struct ForwardArgs {
 }  // namespace jali::cuda
 
 #if defined(__CUDACC_RTC__)
+#include "cuda/ptx/bulk.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/matrix.h"
 #include "cuda/ptx/mma.h"
@@ -254,13 +263,14 @@ struct Forward {
                        kSlopes = kTiles + kTileSlots * 32;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
-  static_assert(kStaged % 128 == 0 && kShape.kStagedBytes == tile::kStagedBytes);
+  static_assert(kStaged % 1024 == 0 && kShape.kBoxBytes == tile::kStagedBytes);
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
   static_assert(kCellSlots <= 4 && kMasked == (kCellSlots > 0));
   static_assert(!kByRows || sizeof(typename M::Row) <= kLightRowBytes);
   static_assert(kSlopes + kStages * 8 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr i32 kEarly = kShape.early;
+  static constexpr bool kQHeld = kShape.q_held;
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
                         kKeyBias = kOptions.key_bias != BiasType::kNone;
   static constexpr bool kMultiplies = multiplies_added(kOptions) && kShape.added_bytes > 0;
@@ -314,7 +324,10 @@ struct Forward {
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(32 + n % kNoteSlots); }
     /// A consumer warp's part of a bias over rows and keys.
     JALI_DEVICE u32 bias(i32 warp) const { return base + kBiasAt + warp * (32 * kKeys); }
-    JALI_DEVICE u32 staged(i32 warp) const { return base + kStaged + warp * kShape.kStagedBytes; }
+    /// Of those of out that a consumer warp has.
+    JALI_DEVICE u32 box(i32 warp, i32 n) const {
+      return base + kStaged + (warp * kShape.boxes + n) * kShape.kBoxBytes;
+    }
     /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
     /// modulo kCellSlots, [row][kLightRowBytes].
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
@@ -583,15 +596,16 @@ struct Forward {
         if (note.what & kEnd) break;
         // Consumers read the note after that of a K as soon as this K is there.
         barrier_wait(sm.note_full(n + 1), (n + 1) / kNoteSlots & 1);
-        if (kSlots > 1 && note.what & kFirst) load_q(opened++);
+        if ((kSlots > 1 || kQHeld) && note.what & kFirst) load_q(opened++);
         load_k(n, note);
         if (n > 0) load_v(n - 1, last);
         last = note;
         // Consumers have read it, too: the first note before its own K is freed, any other before K
         // of the tile before it.
         if (n > 1) barrier_arrive(sm.note_empty(n - 2));
-        // With one slot, Q is free when the K before this one has been used: later than the others.
-        if (kSlots == 1 && note.what & kFirst) load_q(opened++);
+        // With one slot, Q is free when the K before this one has been used: later than the others,
+        // unless registers hold it.
+        if (kSlots == 1 && !kQHeld && note.what & kFirst) load_q(opened++);
       }
       if (n > 0) {
         load_v(n - 1, last);
@@ -739,6 +753,7 @@ struct Forward {
     const ForwardArgs& a;
     const M& mask;
     const Shared& sm;
+    const TensorMap& map_out;
     i32 wg, lane;
 
     u32 count = 0;           // key tiles whose S was made
@@ -748,6 +763,8 @@ struct Forward {
 
     float s[kKeys / 2], o[kDv / 2];
     u32 p[kKeys / 4];
+    u32 q[kQHeld ? kD / 4
+                 : 1];  // of this warp's rows: words 4 t to 4 t + 3 are the operand A of k16 step t
     tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
@@ -765,12 +782,28 @@ struct Forward {
     /// Waits for the next Q.
     JALI_DEVICE void begin_row_tile() {
       barrier_wait(sm.q_full(opened % kSlots), opened / kSlots & 1);
+      if constexpr (kQHeld) hold_q(opened % kSlots);
       ++opened;
       if constexpr (kShape.bias) {
         const RowTile t = row_tile();
         bias.open({a.scores, t.f}, t.row + row());
         bias.copy(a.scores.bias, sm.bias(warp()), first_key(), lane, true);
       }
+    }
+    /// Copies this warp's rows of Q to registers, and frees the slot.
+    JALI_DEVICE void hold_q(i32 slot) {
+      const i32 r = (warp() & 3) * 16 + (lane & 15);  // of the warpgroup's
+      const u32 from = sm.q(slot) + wg * (kQBytes / kConsumers) + r * kRowBytes;
+#pragma unroll
+      for (i32 t = 0; t < kD / 16; ++t) {
+        u32 words[4];
+        load_matrices(from + t / 4 * (64 * kRowBytes) + ((2 * (t % 4) + (lane >> 4) ^ r & 7) << 4),
+                      words);
+#pragma unroll
+        for (i32 n = 0; n < 4; ++n) q[4 * t + n] = words[n];
+      }
+      __syncwarp();
+      barrier_arrive_if(sm.q_empty(slot), lane == 0);
     }
     JALI_DEVICE i32 warp() { return (threadIdx.x - 128) / 32; }  // of the consumers
     /// The row of the row tile that this thread's first row is.
@@ -783,12 +816,17 @@ struct Forward {
     JALI_DEVICE i32 key_of(i32 j) { return first_key() + 8 * j + 2 * (lane & 3); }
 
     JALI_DEVICE void multiply_qk(i32 slot, i32 stage) {
-      const u32 q = descriptor(sm.q(slot) + wg * (kQBytes / kConsumers), 16);
+      const u32 from = descriptor(sm.q(slot) + wg * (kQBytes / kConsumers), 16);
       const u32 k = descriptor(sm.k(stage), 16);
 #pragma unroll
       for (i32 t = 0; t < kD / 16; ++t) {
-        Wgmma<T, kKeys, false>::ss(s, q + t / 4 * (64 * kRowBytes / 16) + t % 4 * 2,
-                                   k + t / 4 * (kKeys * kRowBytes / 16) + t % 4 * 2, t > 0);
+        const u32 keys = k + t / 4 * (kKeys * kRowBytes / 16) + t % 4 * 2;
+        if constexpr (kQHeld) {
+          Wgmma<T, kKeys, false>::rs(s, q + 4 * t, keys, t > 0);
+        } else {
+          Wgmma<T, kKeys, false>::ss(s, from + t / 4 * (64 * kRowBytes / 16) + t % 4 * 2, keys,
+                                     t > 0);
+        }
       }
       if constexpr (kMultiplies) {
         Wgmma<BF16, kKeys, true>::rs(s, ones, descriptor(sm.added(stage), kAddedMatrixBytes), 1);
@@ -823,8 +861,10 @@ struct Forward {
     /// The tensor cores have read K, and Q for the last time if the next key tile needs another.
     JALI_DEVICE void free_k(i32 stage) {
       barrier_arrive_if(sm.k_empty(stage), lane == 0);
-      barrier_arrive_if(sm.q_empty((opened - 1) % kSlots),
-                        lane == 0 && (next & (kFirst | kEnd)) != 0);
+      if constexpr (!kQHeld) {
+        barrier_arrive_if(sm.q_empty((opened - 1) % kSlots),
+                          lane == 0 && (next & (kFirst | kEnd)) != 0);
+      }
     }
 
     /// What the options need of the key tile, while the tensor cores make S. kAny: as of step().
@@ -837,7 +877,8 @@ struct Forward {
       }
       if constexpr (kOptions.alibi && (kAny || !kLinear)) {
         const RowTile t = row_tile();
-        alibi.distance = static_cast<float>(t.place() + row() - key_of(0));
+        // PERF: one register while S is made, not what it comes from.
+        alibi.distance = static_cast<float>(opaque(t.place() + row() - key_of(0)));
         alibi.slope = kLinear ? __int_as_float(load_shared(sm.slopes(count) + 4))
                               : __fdividef(-a.scores.alibi_slopes[t.f.h],
                                            tile::score_unit<kOptions>(a.scores));
@@ -948,14 +989,55 @@ struct Forward {
       }
       return closed;
     }
-    JALI_DEVICE void store(const RowTile& t, const float (&inverse)[2]) {
-      const i32 first = t.row + warp() * 16, rows = t.f.num_rows - first;
-      u16* const out = static_cast<u16*>(a.out) + t.out(a, first);
-      if constexpr (kShape.staged) {
-        tile::store_rows_staged<T>(o, inverse, sm.staged(warp()), out, a.out_stride_l, rows, a.Dv,
-                                   lane);
+    /// Stores O of row tile n by the copy engine, as many boxes at a time as there are. PERF: half the
+    /// instructions of stores by each thread.
+    JALI_DEVICE void store_boxes(i32 n, const float (&inverse)[2]) {
+      constexpr i32 kBoxes = kShape.boxes;
+      // PERF: anew wherever they are needed, or D64 would spill.
+      auto tile = [&] { return RowTile::load(sm.tile(n)); };
+      auto first = [&](const RowTile& t) { return t.row + opaque(warp()) * 16; };
+      auto rows = [&](const RowTile& t) { return t.f.num_rows - first(t); };
+#pragma unroll
+      for (i32 begin = 0; begin < kPartsV; begin += kBoxes) {
+        const i32 end = min_of(begin + kBoxes, kPartsV);
+        const u32 boxes = sm.box(opaque(warp()), 0);
+        bulk_wait_read();  // of the row tile before this one, long ago
+        __syncwarp();
+#pragma unroll
+        for (i32 c = begin; c < end; ++c) {
+          tile::stage_rows<T>(o, c * 32, inverse, boxes + (c - begin) * kShape.kBoxBytes,
+                              opaque(lane));
+        }
+        fence_async();
+        __syncwarp();
+        if (rows(tile()) >= 16) {
+          if (opaque(lane) == 0) {
+            const RowTile t = tile();
+            const BoxPlace at = box_place(a.seq, t.f.b, t.f.q_start, t.f.num_rows, first(t));
+#pragma unroll
+            for (i32 c = begin; c < end; ++c) {
+              store_box(map_out, boxes + (c - begin) * kShape.kBoxBytes, 64 * c, at.token, t.f.h,
+                        at.b, box_end(a.seq));
+            }
+            bulk_commit();
+          }
+        } else {
+          // Behind them another sequence may begin.
+          const RowTile t = tile();
+          u16* const out = static_cast<u16*>(a.out) + t.out(a, first(t)) + 64 * begin;
+          tile::copy_staged_rows(boxes, out, a.out_stride_l, rows(t),
+                                 min_of(a.Dv - 64 * begin, 64 * kBoxes), opaque(lane));
+        }
+      }
+    }
+    JALI_DEVICE void store(i32 n, const float (&inverse)[2]) {
+      if constexpr (kShape.boxes > 0) {
+        store_boxes(n, inverse);
       } else {
-        tile::store_rows<T>(o, inverse, out, a.out_stride_l, rows, a.Dv, lane);
+        const RowTile t = RowTile::load(sm.tile(n));
+        const i32 first = t.row + warp() * 16;
+        tile::store_rows<T>(o, inverse, static_cast<u16*>(a.out) + t.out(a, first), a.out_stride_l,
+                            t.f.num_rows - first, a.Dv, lane);
       }
     }
 
@@ -1072,7 +1154,7 @@ struct Forward {
           __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) | state.any_new();
     }
     JALI_DEVICE void close_row_tile(const Closed& closed) {
-      store(RowTile::load(sm.tile(closed.tile)), closed.inverse);
+      store(closed.tile, closed.inverse);
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(closed.tile % kCellSlots), lane == 0);
     }
 
@@ -1094,6 +1176,7 @@ struct Forward {
       tie(p);
       tie(o);
       tie(s);
+      if constexpr (kQHeld) tie(q);
       if constexpr (kMultiplies) tie(ones);
       wgmma_fence();
       multiply_qk(slot, stage);
@@ -1161,8 +1244,9 @@ struct Forward {
     }
   };
 
-  JALI_DEVICE static void consume(const ForwardArgs& a, const M& mask, const Shared& sm, i32 wg) {
-    Consumer c{a, mask, sm, wg, static_cast<i32>(threadIdx.x & 31)};
+  JALI_DEVICE static void consume(const ForwardArgs& a, const M& mask, const Shared& sm,
+                                  const TensorMap& map_out, i32 wg) {
+    Consumer c{a, mask, sm, map_out, wg, static_cast<i32>(threadIdx.x & 31)};
     if constexpr (kMultiplies) {
       const i32 quad = c.lane & 3;
       c.ones[0] = c.ones[1] = quad == 0 ? 0x3f803f80 : quad == 1 ? 0x3f80 : 0;
@@ -1177,17 +1261,19 @@ struct Forward {
       const bool ends = c.next & kEnd;
       const typename Consumer::Closed closed = ends ? c.end() : c.template step<true>();
       if (closed.tile >= 0) c.close_row_tile(closed);
-      if (ends) return;
+      if (ends) break;
     }
+    bulk_wait_read();
   }
 
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
-                              const TensorMap& map_v, const ForwardArgs& a, const M& mask) {
+                              const TensorMap& map_v, const TensorMap& map_out,
+                              const ForwardArgs& a, const M& mask) {
     extern __shared__ char raw[];
     const Shared sm{(shared_address(raw) + 1023) & ~1023u};
     const i32 wg = broadcast(threadIdx.x >> 7);
     if (threadIdx.x == 0) {
-      for (const TensorMap* map : {&map_q, &map_k, &map_v}) prefetch(*map);
+      for (const TensorMap* map : {&map_q, &map_k, &map_v, &map_out}) prefetch(*map);
       for (i32 n = 0; n < kSlots; ++n) {
         barrier_init(sm.q_full(n), 1);
         barrier_init(sm.q_empty(n), 4 * kConsumers);
@@ -1222,7 +1308,7 @@ struct Forward {
       }
     } else {
       take_registers<kShape.consumer_registers>();
-      consume(a, mask, sm, wg - 1);
+      consume(a, mask, sm, map_out, wg - 1);
     }
   }
 };
