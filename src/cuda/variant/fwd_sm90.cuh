@@ -324,9 +324,9 @@ struct Forward {
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(32 + n % kNoteSlots); }
     /// A consumer warp's part of a bias over rows and keys.
     JALI_DEVICE u32 bias(i32 warp) const { return base + kBiasAt + warp * (32 * kKeys); }
-    /// Of those of out that a consumer warp has.
-    JALI_DEVICE u32 box(i32 warp, i32 n) const {
-      return base + kStaged + (warp * kShape.boxes + n) * kShape.kBoxBytes;
+    /// A consumer warp's of out.
+    JALI_DEVICE u32 boxes(i32 warp) const {
+      return base + kStaged + warp * (kShape.boxes * kShape.kBoxBytes);
     }
     /// Heavy masks: bits of a partial tile's cells, [row][kGroups words]. Light ones: of row tile n
     /// modulo kCellSlots, [row][kLightRowBytes].
@@ -989,55 +989,21 @@ struct Forward {
       }
       return closed;
     }
-    /// Stores O of row tile n by the copy engine, as many boxes at a time as there are. PERF: half the
-    /// instructions of stores by each thread.
-    JALI_DEVICE void store_boxes(i32 n, const float (&inverse)[2]) {
-      constexpr i32 kBoxes = kShape.boxes;
-      // PERF: anew wherever they are needed, or D64 would spill.
-      auto tile = [&] { return RowTile::load(sm.tile(n)); };
-      auto first = [&](const RowTile& t) { return t.row + opaque(warp()) * 16; };
-      auto rows = [&](const RowTile& t) { return t.f.num_rows - first(t); };
-#pragma unroll
-      for (i32 begin = 0; begin < kPartsV; begin += kBoxes) {
-        const i32 end = min_of(begin + kBoxes, kPartsV);
-        const u32 boxes = sm.box(opaque(warp()), 0);
-        bulk_wait_read();  // of the row tile before this one, long ago
-        __syncwarp();
-#pragma unroll
-        for (i32 c = begin; c < end; ++c) {
-          tile::stage_rows<T>(o, c * 32, inverse, boxes + (c - begin) * kShape.kBoxBytes,
-                              opaque(lane));
-        }
-        fence_async();
-        __syncwarp();
-        if (rows(tile()) >= 16) {
-          if (opaque(lane) == 0) {
-            const RowTile t = tile();
-            const BoxPlace at = box_place(a.seq, t.f.b, t.f.q_start, t.f.num_rows, first(t));
-#pragma unroll
-            for (i32 c = begin; c < end; ++c) {
-              store_box(map_out, boxes + (c - begin) * kShape.kBoxBytes, 64 * c, at.token, t.f.h,
-                        at.b, box_end(a.seq));
-            }
-            bulk_commit();
-          }
-        } else {
-          // Behind them another sequence may begin.
-          const RowTile t = tile();
-          u16* const out = static_cast<u16*>(a.out) + t.out(a, first(t)) + 64 * begin;
-          tile::copy_staged_rows(boxes, out, a.out_stride_l, rows(t),
-                                 min_of(a.Dv - 64 * begin, 64 * kBoxes), opaque(lane));
-        }
-      }
-    }
+    /// Stores O of row tile n.
     JALI_DEVICE void store(i32 n, const float (&inverse)[2]) {
-      if constexpr (kShape.boxes > 0) {
-        store_boxes(n, inverse);
-      } else {
+      auto rows = [&] {
         const RowTile t = RowTile::load(sm.tile(n));
-        const i32 first = t.row + warp() * 16;
-        tile::store_rows<T>(o, inverse, static_cast<u16*>(a.out) + t.out(a, first), a.out_stride_l,
-                            t.f.num_rows - first, a.Dv, lane);
+        const i32 first = t.row + opaque(warp()) * 16;
+        const BoxPlace at = box_place(a.seq, t.f.b, t.f.q_start, t.f.num_rows, first);
+        u16* const out = static_cast<u16*>(a.out) + t.out(a, first);
+        return tile::RowsTo{t.f.num_rows - first, at.token, t.f.h, at.b, box_end(a.seq), out};
+      };
+      if constexpr (kShape.boxes > 0) {
+        tile::store_boxes<T, kShape.boxes>(o, inverse, sm.boxes(opaque(warp())), map_out,
+                                           a.out_stride_l, a.Dv, lane, rows);
+      } else {
+        const tile::RowsTo to = rows();
+        tile::store_rows<T>(o, inverse, to.first, a.out_stride_l, to.rows, a.Dv, lane);
       }
     }
 
