@@ -323,6 +323,7 @@ struct Backward {
     JALI_DEVICE void share_ds(u32 buffer) {
       constexpr bool kFewRegisters = kOrdered || Scores::kAdds;
       const i32 lane = kFewRegisters ? opaque(this->lane) : this->lane;
+      const i32 warp = kFewRegisters ? opaque(this->warp) : this->warp;
       const i32 row = warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7);
       const u32 to = ds_buffer(sm, buffer) + row * 128 + ((lane >> 4 ^ (lane & 7)) << 4);
 #pragma unroll

@@ -138,6 +138,10 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.loader_registers = 72;  // lookups take many, consumers none for the mask
     s.consumer_registers = 216;
   }
+  if (mask == MaskKind::kMapped && kDv > 128) {  // what a consumer asks of cells
+    s.loader_registers = 40;
+    s.consumer_registers = 232;
+  }
   // What these need of a tile of 128 keys would spill.
   if ((options.loads() && options.dropout) || (bias && of_keys)) s.keys = 64;
   if ((options.per_cell() || (options.alibi && kD <= 128)) && kDv > 128) s.keys = 64;
@@ -158,8 +162,10 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     ForwardShape split = s;
     split.v_split = 2;
     split.v_stages = 3;
-    split.loader_registers = 56;
-    split.consumer_registers = 224;
+    if (mask == MaskKind::kHeavy) {
+      split.loader_registers = 56;
+      split.consumer_registers = 224;
+    }
     // PERF: rather ALiBi by consumers than smaller tiles.
     if (!split.fits(kD, kDv)) split.added_bytes = 0;
     if (split.fits(kD, kDv)) return with_staging(split);
