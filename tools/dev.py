@@ -65,8 +65,11 @@ def test(arguments: list[str]) -> int:
     return tally.close()
 
 
-@command("cpu|gpu …", "measure against torch on this machine")
+@command("cpu|gpu …", "measure against torch on this machine (gpu: python3's torch, as gpu-test)")
 def bench(arguments: list[str]) -> int:
+    if arguments[:1] == ["gpu"]:
+        command = ["python3", "-m", "jali.bench", *arguments]
+        return subprocess.call(command, cwd=ROOT, env=gpu_environment())
     ready("jali_torch")
     return run_python("-m", "jali.bench", *arguments)
 

@@ -58,10 +58,10 @@ def run_gpu(args: argparse.Namespace) -> None:
         "memory": lambda: gpu.memory(report),
         "pictures": lambda: gpu.pictures(report, rounds, args.out),
     }
+    path = args.out / f"gpu{'_quick' if args.quick else ''}.json"
     for name in args.only or GPU_PARTS:
         parts[name]()
-    path = args.out / f"gpu{'_quick' if args.quick else ''}.json"
-    report.save(path)
+        report.save(path)  # what is measured stays, whatever ends the run
     print(f"\n{report.summary()}\n{path} written, {time.perf_counter() - begin:.0f} s")
 
 
