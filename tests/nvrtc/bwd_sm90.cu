@@ -14,6 +14,7 @@ BACKWARD(BackwardWide, predicate_256, BF16, 256, 256, predicate::Neighborhood, f
 BACKWARD(BackwardWide, full_192_128, FP16, 192, 128, NoMask, false)
 BACKWARD(BackwardWide, window_64_256, BF16, 64, 256, leaf::Window, false)
 BACKWARD(Backward, ordered_128, BF16, 128, 128, leaf::Causal, true)
+BACKWARD(Backward, ordered_streaming_128, BF16, 128, 128, Streaming, true)
 BACKWARD(BackwardWide, ordered_192, BF16, 192, 192, CausalPrefix, true)
 BACKWARD(Backward, ordered_64, FP16, 64, 64, Streaming, true)
 BACKWARD(Backward, ordered_predicate_128, BF16, 128, 128, predicate::Neighborhood, true)

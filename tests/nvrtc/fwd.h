@@ -14,6 +14,7 @@ using namespace jali::cuda;
 
 using Streaming = And<leaf::Causal, Or<leaf::Window, leaf::Prefix>>;
 using Documents = And<leaf::Causal, Stored<leaf::Document>>;
+using CausalNeighborhood = And<leaf::Causal, predicate::Neighborhood>;
 
 /// What the host finds for the masks of these tests.
 template <class M>
@@ -22,6 +23,8 @@ template <>
 inline constexpr MaskKind kKind<NoMask> = MaskKind::kNone;
 template <>
 inline constexpr MaskKind kKind<predicate::Neighborhood> = MaskKind::kMapped;
+template <>
+inline constexpr MaskKind kKind<CausalNeighborhood> = MaskKind::kMapped;
 
 #define FORWARD(name, T, D, Dv, M, ...)                                                          \
   constexpr ScoreOptions kOptions_##name{__VA_ARGS__};                                           \
