@@ -169,7 +169,7 @@ void clear(MaybeTensor& tensor) {
 Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                          const Tensor& lse, const Tensor& dout, const MaybeTensor& dlse,
                          JALI_OPTIONS_PARAMETERS, bool need_bias, bool need_key_bias,
-                         bool need_sinks) {
+                         bool need_sinks, bool gradients_together) {
   check_ranks(q, v, cu_seqlens_q.has_value());
   AttentionOptions options = JALI_OPTIONS;
   const Tensor dout_rows = with_contiguous_rows(dout);
@@ -177,10 +177,13 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   std::optional<GpuCall> gpu;
   if (q_in.given.device == DeviceType::kCUDA) gpu.emplace(q, options);
   if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(q_in.given.size(-1)));
-  auto gradient_of_input = [](const Input& input) {
-    return empty_in_order(input.given, input.taken.size(-1));
-  };
-  Tensor dq = gradient_of_input(q_in), dk = gradient_of_input(k_in), dv = gradient_of_input(v_in);
+  const auto width = [](const Input& input) { return input.taken.size(-1); };
+  auto [dq, dk, dv] = gradients_together
+                          ? empty_together({&q_in.given, &k_in.given, &v_in.given},
+                                           {width(q_in), width(k_in), width(v_in)})
+                          : std::array<Tensor, 3>{empty_in_order(q_in.given, width(q_in)),
+                                                  empty_in_order(k_in.given, width(k_in)),
+                                                  empty_in_order(v_in.given, width(v_in))};
   MaybeTensor dbias = gradient_of(bias, need_bias);
   MaybeTensor dkey_bias = gradient_of(key_bias, need_key_bias);
   MaybeTensor dsinks = gradient_of(sinks, need_sinks);
@@ -268,8 +271,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
   m.def(
       "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
       "Tensor? dlse, " JALI_OPTIONS_SCHEMA
-      ", bool need_bias=False, bool need_key_bias=False, bool need_sinks=False) -> (Tensor dq, "
-      "Tensor dk, Tensor dv, Tensor[] others)");
+      ", bool need_bias=False, bool need_key_bias=False, bool need_sinks=False, "
+      "bool gradients_together=False) -> (Tensor dq, Tensor dk, Tensor dv, Tensor[] others)");
   m.def(
       "attention_truth(Tensor q, Tensor k, Tensor v, Tensor? dout, Tensor? "
       "dlse, " JALI_OPTIONS_SCHEMA

@@ -115,7 +115,10 @@ Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype, const Ten
                        gpu ? like->get_device_index() : 0);
 }
 
-Tensor empty_in_order(const TensorView& like, std::int64_t last) {
+namespace {
+
+/// What empty_in_order() makes, but for the memory.
+TensorView in_order(const TensorView& like, std::int64_t last) {
   const int rank = like.rank;
   TensorView made = like;
   if (rank > 0) made.shape[rank - 1] = last;
@@ -130,8 +133,47 @@ Tensor empty_in_order(const TensorView& like, std::int64_t last) {
     made.stride[order[n]] = stride;
     stride *= std::max<std::int64_t>(made.shape[order[n]], 1);
   }
-  return empty_strided(rank, made.shape, made.stride, scalar_type_of(like.dtype), like.device,
-                       like.device_index);
+  return made;
+}
+
+Tensor empty_as(const TensorView& made) {
+  return empty_strided(made.rank, made.shape, made.stride, scalar_type_of(made.dtype), made.device,
+                       made.device_index);
+}
+
+}  // namespace
+
+Tensor empty_in_order(const TensorView& like, std::int64_t last) {
+  return empty_as(in_order(like, last));
+}
+
+std::array<Tensor, 3> empty_together(const std::array<const TensorView*, 3>& likes,
+                                     const std::array<std::int64_t, 3>& lasts) {
+  // In elements. Whoever keeps one of the three keeps the others' memory, too: a megabyte of 16-bit numbers.
+  constexpr std::int64_t kMost = 1 << 19, kAlignment = 256;
+  std::array<TensorView, 3> made;
+  std::int64_t offsets[3], total = 0;
+  bool alike = true;
+  for (int n = 0; n < 3; ++n) {
+    made[n] = in_order(*likes[n], lasts[n]);
+    alike &= made[n].dtype == made[0].dtype && made[n].device == made[0].device &&
+             made[n].device_index == made[0].device_index;
+    offsets[n] = total;
+    total += (made[n].num_elements() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  if (!alike || total > kMost) return {empty_as(made[0]), empty_as(made[1]), empty_as(made[2])};
+  TensorView whole = made[0];
+  whole.rank = 1;
+  whole.shape[0] = total;
+  whole.stride[0] = 1;
+  const Tensor storage = empty_as(whole);
+  auto part = [&](int n) {
+    AtenTensorHandle handle;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+        storage.get(), made[n].rank, made[n].shape, made[n].stride, offsets[n], &handle));
+    return Tensor(handle);
+  };
+  return {part(0), part(1), part(2)};
 }
 
 void call_guarded(void (*kernel)(StableIValue*, std::uint64_t, std::uint64_t), StableIValue* stack,

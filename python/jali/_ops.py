@@ -234,16 +234,21 @@ def _gradients(
     dout: Tensor | None,
     dlse: Tensor | None,
     backward: Any = _backward,
+    together: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Given]:
-    """Of q, k and v, and by name those of the others that are needed."""
+    """Of q, k and v, and by name those of the others that are needed.
+
+    together: the first three may share a storage, which outputs of an operator in a graph must not.
+    """
     out, lse, q, k, v, *tensors = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
     given = _join(ctx.numbers, ctx.names, tensors)
-    if needed:
-        given = {**given, **{f"need_{name}": True for name in needed}}
+    more = {f"need_{name}": True for name in needed}
+    if together:
+        more["gradients_together"] = True
     try:
-        dq, dk, dv, others = backward(q, k, v, out, lse, dout, dlse, **given)
+        dq, dk, dv, others = backward(q, k, v, out, lse, dout, dlse, **given, **more)
     except RuntimeError as error:
         raise_as_python(error)
     if not needed:
@@ -271,20 +276,20 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: the operator refuses a second derivative
             return _eager_backward(ctx, dout, dlse, _backward)
         with _BelowAutograd():
-            return _eager_backward(ctx, dout, dlse, _backward)
+            return _eager_backward(ctx, dout, dlse, _backward, together=True)
 
 
 def _eager_backward(
-    ctx: Any, dout: Tensor | None, dlse: Tensor | None, backward: Any
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None, backward: Any, together: bool = False
 ) -> tuple[Any, ...]:
     """One entry per input of the autograd function."""
     names, tables = ctx.names, (None,) * ctx.num_tables
     if not names:
-        dq, dk, dv, _ = _gradients(ctx, (), dout, dlse, backward)
+        dq, dk, dv, _ = _gradients(ctx, (), dout, dlse, backward, together)
         return (None, None, dq, dk, dv, *tables)
     flags = ctx.needs_input_grad[5:]
     needed = [n for n, need in zip(names, flags) if need and n in _DIFFERENTIABLE]
-    dq, dk, dv, others = _gradients(ctx, needed, dout, dlse, backward)
+    dq, dk, dv, others = _gradients(ctx, needed, dout, dlse, backward, together)
     return (None, None, dq, dk, dv, *map(others.get, names), *tables)
 
 

@@ -28,7 +28,8 @@ def both(name: str, given: list[torch.Tensor], mask: Any = None, **options: Any)
         mask = mask.to("cuda")
     out = jali.attention(*given, mask, **options)
     learned = [x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad]
-    grads = torch.autograd.grad(out, [*given, *learned], torch.ones_like(out))
+    # create_graph: small gradients share an allocation else, and each must end where it ends.
+    grads = torch.autograd.grad(out, [*given, *learned], torch.ones_like(out), create_graph=True)
     if not all(bool(x.cpu().isfinite().all()) for x in (out, *grads)):
         raise RuntimeError(f"{name}: something is not finite")
     print(f"{name}: done", flush=True)
@@ -43,7 +44,7 @@ def packed() -> None:
     cu = torch.tensor([0, 90, 90, 200], dtype=torch.int32, device="cuda")
     q, k, v = (x[0].transpose(0, 1) for x in tensors(64))
     out = jali.attention_varlen(q, k, v, cu, cu, jali.CausalMask())
-    torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    torch.autograd.grad(out, (q, k, v), torch.ones_like(out), create_graph=True)
     print("packed: done", flush=True)
 
 

@@ -176,6 +176,34 @@ def test_out_lies_in_memory_as_q_does() -> None:
     assert jali.attention(blhd, k, v).transpose(1, 2).is_contiguous()
 
 
+def storages(tensors: tuple[Tensor, ...]) -> int:
+    return len({x.untyped_storage().data_ptr() for x in tensors})
+
+
+def test_small_gradients_lie_in_one_allocation() -> None:
+    q, k, v = inputs()
+    q = q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    out = jali.attention(q, k, v)
+    got = torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)
+    assert storages(got) == 1
+    # Outputs of the operator, and what a graph is made of, never do.
+    separate = torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True, create_graph=True)
+    assert storages(separate) == 3
+    for a, b in zip(got, separate):
+        assert a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
+    got[0].fill_(7), got[2].fill_(7)
+    assert torch.equal(got[1], separate[1])
+    out.sum().backward()
+    for leaf, want in zip((q, k, v), separate):
+        assert leaf.grad is not None and torch.equal(leaf.grad, want)
+
+
+def test_large_gradients_have_memory_of_their_own() -> None:
+    qkv = [torch.randn(1, 1, 4096, 64, requires_grad=True) for _ in range(3)]
+    window = jali.CausalMask() & jali.WindowMask.last(4)
+    assert storages(torch.autograd.grad(jali.attention(*qkv, window).sum(), qkv)) == 3
+
+
 def test_any_strides() -> None:
     q, k, v = inputs(grad=False)
     want = jali.attention(q, k, v)
