@@ -769,8 +769,8 @@ struct Forward {
 
     float s[kKeys / 2], o[kDv / 2];
     u32 p[kKeys / 4];
-    u32 q[kQHeld ? kD / 4
-                 : 1];  // of this warp's rows: words 4 t to 4 t + 3 are the operand A of k16 step t
+    // kQHeld: this warp's rows; words 4 t to 4 t + 3 are the operand A of k16 step t.
+    u32 q[kQHeld ? kD / 4 : 1];
     tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
