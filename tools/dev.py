@@ -68,8 +68,7 @@ def test(arguments: list[str]) -> int:
 @command("cpu|gpu …", "measure against torch on this machine (gpu: python3's torch, as gpu-test)")
 def bench(arguments: list[str]) -> int:
     if arguments[:1] == ["gpu"]:
-        command = ["python3", "-m", "jali.bench", *arguments]
-        return subprocess.call(command, cwd=ROOT, env=gpu_environment())
+        return run_gpu_python("-m", "jali.bench", *arguments)
     ready("jali_torch")
     return run_python("-m", "jali.bench", *arguments)
 
@@ -184,6 +183,10 @@ def gpu_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "python"), "JALI_LIBRARY": library}
 
 
+def run_gpu_python(*arguments: str) -> int:
+    return subprocess.call(["python3", *arguments], cwd=ROOT, env=gpu_environment())
+
+
 @command("[pytest arguments]", "tests/gpu with python3 (its torch needs CUDA, and pytest-xdist)")
 def gpu_test(arguments: list[str]) -> int:
     env = gpu_environment()
@@ -236,8 +239,7 @@ def gpu_sanitize(arguments: list[str]) -> int:
 
 @command("OLD.so NEW.so …", "calls of several builds in turns: which is faster on a GPU")
 def gpu_ab(arguments: list[str]) -> int:
-    command = ["python3", "tools/gpu_ab.py", *arguments]
-    return subprocess.call(command, cwd=ROOT, env=gpu_environment())
+    return run_gpu_python("tools/gpu_ab.py", *arguments)
 
 
 class Tally:

@@ -178,12 +178,8 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   if (q_in.given.device == DeviceType::kCUDA) gpu.emplace(q, options);
   if (!scale) options.scale = 1 / std::sqrt(static_cast<double>(q_in.given.size(-1)));
   const auto width = [](const Input& input) { return input.taken.size(-1); };
-  auto [dq, dk, dv] = gradients_together
-                          ? empty_together({&q_in.given, &k_in.given, &v_in.given},
-                                           {width(q_in), width(k_in), width(v_in)})
-                          : std::array<Tensor, 3>{empty_in_order(q_in.given, width(q_in)),
-                                                  empty_in_order(k_in.given, width(k_in)),
-                                                  empty_in_order(v_in.given, width(v_in))};
+  auto [dq, dk, dv] = three_in_order({&q_in.given, &k_in.given, &v_in.given},
+                                     {width(q_in), width(k_in), width(v_in)}, gradients_together);
   MaybeTensor dbias = gradient_of(bias, need_bias);
   MaybeTensor dkey_bias = gradient_of(key_bias, need_key_bias);
   MaybeTensor dsinks = gradient_of(sinks, need_sinks);

@@ -147,21 +147,20 @@ Tensor empty_in_order(const TensorView& like, std::int64_t last) {
   return empty_as(in_order(like, last));
 }
 
-std::array<Tensor, 3> empty_together(const std::array<const TensorView*, 3>& likes,
-                                     const std::array<std::int64_t, 3>& lasts) {
+std::array<Tensor, 3> three_in_order(const std::array<const TensorView*, 3>& likes,
+                                     const std::array<std::int64_t, 3>& lasts, bool together) {
   // In elements. Whoever keeps one of the three keeps the others' memory, too: a megabyte of 16-bit numbers.
   constexpr std::int64_t kMost = 1 << 19, kAlignment = 256;
   std::array<TensorView, 3> made;
   std::int64_t offsets[3], total = 0;
-  bool alike = true;
   for (int n = 0; n < 3; ++n) {
     made[n] = in_order(*likes[n], lasts[n]);
-    alike &= made[n].dtype == made[0].dtype && made[n].device == made[0].device &&
-             made[n].device_index == made[0].device_index;
+    together &= made[n].dtype == made[0].dtype && made[n].device == made[0].device &&
+                made[n].device_index == made[0].device_index;
     offsets[n] = total;
     total += (made[n].num_elements() + kAlignment - 1) / kAlignment * kAlignment;
   }
-  if (!alike || total > kMost) return {empty_as(made[0]), empty_as(made[1]), empty_as(made[2])};
+  if (!together || total > kMost) return {empty_as(made[0]), empty_as(made[1]), empty_as(made[2])};
   TensorView whole = made[0];
   whole.rank = 1;
   whole.shape[0] = total;

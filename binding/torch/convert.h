@@ -39,10 +39,10 @@ Tensor empty(const std::vector<std::int64_t>& shape, ScalarType dtype,
 /// dims lie in memory in the order of `like`'s strides (largest first, equal ones as they stand) except
 /// for the last dim, which is innermost.
 Tensor empty_in_order(const TensorView& like, std::int64_t last);
-/// Three such tensors for `likes` and the sizes of their last dims, in one allocation if they are small: then
-/// they share a storage. PERF: in the thread of autograd three allocations take 14 us.
-std::array<Tensor, 3> empty_together(const std::array<const TensorView*, 3>& likes,
-                                     const std::array<std::int64_t, 3>& lasts);
+/// Three such tensors for `likes` and the sizes of their last dims. together: if they are small, in one
+/// allocation; then they share a storage. PERF: in the thread of autograd three allocations take 14 us.
+std::array<Tensor, 3> three_in_order(const std::array<const TensorView*, 3>& likes,
+                                     const std::array<std::int64_t, 3>& lasts, bool together);
 
 /// Calls a boxed kernel and lets jali::Error reach Python: kValue as ValueError, the others as a
 /// RuntimeError whose text begins with the name of the exception that jali._library raises instead.

@@ -7,6 +7,7 @@ offsets and widths recompile nothing.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -234,21 +235,16 @@ def _gradients(
     dout: Tensor | None,
     dlse: Tensor | None,
     backward: Any = _backward,
-    together: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Given]:
-    """Of q, k and v, and by name those of the others that are needed.
-
-    together: the first three may share a storage, which outputs of an operator in a graph must not.
-    """
+    """Of q, k and v, and by name those of the others that are needed."""
     out, lse, q, k, v, *tensors = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(out)
     given = _join(ctx.numbers, ctx.names, tensors)
-    more = {f"need_{name}": True for name in needed}
-    if together:
-        more["gradients_together"] = True
+    if needed:
+        given = {**given, **{f"need_{name}": True for name in needed}}
     try:
-        dq, dk, dv, others = backward(q, k, v, out, lse, dout, dlse, **given, **more)
+        dq, dk, dv, others = backward(q, k, v, out, lse, dout, dlse, **given)
     except RuntimeError as error:
         raise_as_python(error)
     if not needed:
@@ -275,21 +271,23 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():  # create_graph: the operator refuses a second derivative
             return _eager_backward(ctx, dout, dlse, _backward)
+        # Small gradients share a storage, which outputs of an operator in a graph must not.
+        together = functools.partial(_backward, gradients_together=True)
         with _BelowAutograd():
-            return _eager_backward(ctx, dout, dlse, _backward, together=True)
+            return _eager_backward(ctx, dout, dlse, together)
 
 
 def _eager_backward(
-    ctx: Any, dout: Tensor | None, dlse: Tensor | None, backward: Any, together: bool = False
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None, backward: Any
 ) -> tuple[Any, ...]:
     """One entry per input of the autograd function."""
     names, tables = ctx.names, (None,) * ctx.num_tables
     if not names:
-        dq, dk, dv, _ = _gradients(ctx, (), dout, dlse, backward, together)
+        dq, dk, dv, _ = _gradients(ctx, (), dout, dlse, backward)
         return (None, None, dq, dk, dv, *tables)
     flags = ctx.needs_input_grad[5:]
     needed = [n for n, need in zip(names, flags) if need and n in _DIFFERENTIABLE]
-    dq, dk, dv, others = _gradients(ctx, needed, dout, dlse, backward, together)
+    dq, dk, dv, others = _gradients(ctx, needed, dout, dlse, backward)
     return (None, None, dq, dk, dv, *map(others.get, names), *tables)
 
 

@@ -122,14 +122,13 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   // 2.65 million cycles, D128 1K 2 % less time; dense D128 4 % more, random blocks 3 %, D192 and D256 as much.
   if (mask == MaskKind::kLight && kD > 64 && kD <= 128 && kDv <= 128 && lean && !many) {
     s.turns = true;
+    // One slot is enough then, and there is room for all boxes of out. PERF: causal D128 16K 2 % less time, 12
+    // documents 32K 2 %, windows as much; dense as much, too.
+    s.q_held = true;
+    s.slots = 1;
   }
   // 1K tokens: 549, without 534; a window of 1024: 2 % faster.
   if (mask != MaskKind::kHeavy && kD == 128 && !bias) s.early = 4;
-  // One slot is enough then, and there is room for all boxes of out. PERF: causal D128 16K 2 % less time, 12
-  // documents 32K 2 %, windows as much; dense as much, too.
-  s.q_held =
-      mask == MaskKind::kLight && kD > 64 && kD <= 128 && kDv <= 128 && lean && !many && !of_keys;
-  if (s.q_held) s.slots = 1;
   if (mask != MaskKind::kNone) {
     s.cells = mask == MaskKind::kHeavy ? 4 : 2;
     s.row_bytes = mask == MaskKind::kHeavy ? kHeavyRowBytes : kLightRowBytes;
