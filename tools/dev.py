@@ -9,7 +9,7 @@ import sys
 import time
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import ClassVar
 
@@ -222,18 +222,23 @@ def gpu_sanitize(arguments: list[str]) -> int:
     if status:
         return tally.close()
 
-    def watched(tool: str) -> subprocess.CompletedProcess[str]:
+    folder = ROOT / "out/sanitize"  # what a tool has said so far, also if it is cut off
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def watched(tool: str) -> int:
         barriers = NUM_BARRIERS if tool in ("racecheck", "synccheck") else ()
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *barriers, *calls]
-        return subprocess.run(
-            command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        with open(folder / f"{tool}.log", "w") as log:
+            return subprocess.call(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
 
     tools = arguments or list(SANITIZERS)
     with ThreadPoolExecutor(len(tools)) as pool:
-        for tool, done in zip(tools, pool.map(watched, tools)):
-            print(f"=== {tool}\n{done.stdout}", flush=True)
-            tally.add(tool, int(done.returncode == 0), int(done.returncode != 0))
+        watching = {pool.submit(watched, tool): tool for tool in tools}
+        for done in as_completed(watching):
+            tool, status = watching[done], done.result()
+            said = (folder / f"{tool}.log").read_text()
+            print(f"=== {tool}, {time.perf_counter() - tally.begin:.0f} s\n{said}", flush=True)
+            tally.add(tool, int(status == 0), int(status != 0))
     return tally.close()
 
 
