@@ -86,12 +86,13 @@ def attention(
 
     kept = probs
     if dropout_p:
-        threshold = round(dropout_p * 65536)
+        dropped = round(dropout_p * 32768)  # of 32768; the rarer cells have the small numbers
         numbers = dropout_numbers(
             make_seed(seed, q.device), first_sequence, B, Hq, Lq, Lk, q.device
         )
-        rate = 65536 / (65536 - threshold) if threshold < 65536 else 0.0
-        kept = torch.where(numbers >= threshold, probs * rate, 0)
+        rest = 32768 - dropped
+        keeps = numbers >= dropped if dropped <= rest else numbers < rest
+        kept = torch.where(keeps, probs * (32768 / max(rest, 1)), 0)
     out = (kept @ values).to(q.dtype)
     if layout == "blhd":
         out = out.transpose(1, 2)
@@ -186,20 +187,22 @@ def attention_varlen(
 def dropout_numbers(
     seed: Tensor, first_sequence: int, B: int, H: int, Lq: int, Lk: int, device: torch.device
 ) -> Tensor:
-    """The 16-bit number of every cell, int64 [B, H, Lq, Lk]; a cell is kept if it is large enough.
+    """The 15-bit number of every cell, int64 [B, H, Lq, Lk]; the dropped cells have the smallest
+    ones, or if more than half are dropped the kept cells.
 
-    Philox4x32 with 7 rounds: key = seed, counter = (j // 8, i, h, b); its 128 bits are the numbers
-    of the keys 8 (j // 8) .. + 7, lowest bits first.
+    Philox4x32 with 7 rounds: key = seed, counter = (4 (j // 16) + j % 8 // 2, 4 (i // 16) + i % 8
+    // 2, h, b). Cell (i, j) has word 2 (i % 2) + j // 8 % 2 of it, rotated right by 8 bits if
+    i // 8 % 2, and of that the low half for even j, the high half for odd j, without its top bit.
     """
     low = 0xFFFFFFFF
-    sizes = (first_sequence, B), (0, H), (0, Lq), (0, (Lk + 7) // 8)
-    b, h, i, block = (
+    sizes = (first_sequence, B), (0, H), (0, Lq), (0, Lk)
+    b, h, i, j = (
         torch.arange(start, start + n, device=device).view(
             [-1 if d == dim else 1 for d in range(4)]
         )
         for dim, (start, n) in enumerate(sizes)
     )
-    x = torch.broadcast_tensors(block, i, h, b)
+    x = torch.broadcast_tensors(*(n // 16 * 4 + n % 8 // 2 for n in (j, i)), h, b)
     keys = (seed & low, (seed >> 32) & low)
     for _ in range(7):
         # int64 products wrap, but their bits are right; shifts keep the sign, which the & removes.
@@ -211,5 +214,6 @@ def dropout_numbers(
             first & low,
         )
         keys = (keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low
-    words = torch.stack([half for word in x for half in (word & 0xFFFF, word >> 16)], -1)
-    return words.flatten(-2)[..., :Lk]
+    word = torch.stack(x).gather(0, (i % 2 * 2 + j // 8 % 2).expand(1, B, H, Lq, Lk))[0]
+    word = torch.where(i // 8 % 2 == 1, word >> 8 | (word & 0xFF) << 24, word)
+    return word >> j % 2 * 16 & 0x7FFF

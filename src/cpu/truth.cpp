@@ -1,5 +1,6 @@
 // The specification of attention in fp64: one row after the other, every key in turn. Knows neither
 // plan nor tile classes, only which cells the mask's leaves call visible. Slow on purpose.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -92,10 +93,11 @@ void expect_result(const char* name, const TensorView& t, const TensorView& like
   }
 }
 
-/// The 16-bit dropout number of a cell: Philox4x32-7 of (j / 8, i, h, b) under the seed gives four
-/// words, that is eight numbers, the low half of a word first.
+/// The 15-bit dropout number of a cell. 16 x 16 blocks of cells have 16 calls of Philox4x32-7, each for two pairs of
+/// rows, 8 apart, and two pairs of keys, 8 apart. A word belongs to the first or second rows of the pairs and to one
+/// pair of keys; its halves to those keys, as it is for the upper pair of rows, for the lower one rotated by 8.
 u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
-  u32 x[4] = {j / 8, i, h, b};
+  u32 x[4] = {j / 16 * 4 + j % 8 / 2, i / 16 * 4 + i % 8 / 2, h, b};
   u32 key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
   for (int round = 0; round < 7; ++round) {
     const u64 even = u64{0xD2511F53} * x[0], odd = u64{0xCD9E8D57} * x[2];
@@ -105,7 +107,8 @@ u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
     key[0] += 0x9E3779B9;
     key[1] += 0xBB67AE85;
   }
-  return x[j % 8 / 2] >> (j % 2 * 16) & 0xffff;
+  const u32 word = x[i % 2 * 2 + j / 8 % 2];
+  return std::rotr(word, i / 8 % 2 ? 8 : 0) >> (j % 2 * 16) & 0x7fff;
 }
 
 /// The cells of row i: the mask's expression over what each leaf calls visible.
@@ -242,10 +245,12 @@ class Truth {
   double kept(i32 i, i32 j) const { return o_.dropout_p > 0 ? dropout_factor(i, j) : 1; }
   /// 0 for a dropped cell, else one over the rate at which cells are kept.
   double dropout_factor(i32 i, i32 j) const {
-    const long threshold = std::lround(o_.dropout_p * 65536);
+    const long dropped = std::lround(o_.dropout_p * 32768), rest = 32768 - dropped;  // of 32768
     const u64 seed = static_cast<u64>(o_.seed);
     const u32 random = dropout_number(seed, f_.b, f_.h, i, j);
-    return random >= threshold ? 65536.0 / static_cast<double>(65536 - threshold) : 0;
+    // The rarer ones have the small numbers.
+    const bool kept = dropped <= rest ? random >= dropped : random < rest;
+    return kept ? 32768.0 / static_cast<double>(rest) : 0;
   }
 
   /// Leaves the row's weights and what the backward needs of them in keys_.

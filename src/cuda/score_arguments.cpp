@@ -73,7 +73,9 @@ ScoreArgs score_arguments(Call& call) {
   }
   if (p.dropout_p > 0) {
     const u32 threshold = dropout_threshold(p.dropout_p);
-    a.dropout_threshold = threshold;
+    const DropoutRule rule(threshold);
+    a.dropout_limit = rule.limit * 0x10001;
+    a.dropout_keeps = rule.keeps ? 0xffffffff : 0;
     a.keep_scale = static_cast<float>(dropout_scale(threshold));
     a.seed = p.seed_on_gpu ? reinterpret_cast<const u64*>(p.seed_on_gpu) : call.upload(p.seed);
   }

@@ -151,15 +151,15 @@ TEST(packing_any_strides) {
 TEST(dropout_bits_follow_philox) {
   const u64 seed = 0x123456789abcdef0;
   for (const auto& [name, table] : tables()) {
-    for (double p : {0.0, 0.1, 0.5, 1.0}) {
+    for (double p : {0.0, 0.1, 0.5, 0.99, 1.0}) {
       const u32 threshold = dropout_threshold(p);
-      u64 bits[3];
-      table->f32.dropout_bits(seed, threshold, 2, 5, 17, 3, 128, bits);
-      for (int r = 0; r < 3; ++r) {
+      u64 bits[20];
+      table->f32.dropout_bits(seed, threshold, 2, 5, 17, 20, 128, bits);
+      for (int r = 0; r < 20; ++r) {
         for (int c = 0; c < kTileKeys; ++c) {
-          const int j = 128 + c;
-          const Philox x = philox4x32_7(seed, j / 8, 17 + r, 5, 2);
-          const bool kept = dropout_number(x, j % 8) >= threshold;
+          const int i = 17 + r, j = 128 + c;
+          const Philox x = philox4x32_7(seed, dropout_counter(j), dropout_counter(i), 5, 2);
+          const bool kept = DropoutRule(threshold).kept(dropout_number(x, i, j));
           if (!CHECK_EQ((bits[r] >> c & 1) != 0, kept)) return;
         }
       }

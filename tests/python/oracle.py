@@ -330,7 +330,7 @@ def classes(
     return np.where(seen == 0, 0, np.where(seen == size, 2, 1)).astype(np.int8)
 
 
-# ---- dropout: Philox4x32-7, one call per (b, h, i, j // 8) gives eight 16-bit numbers ----
+# ---- dropout: Philox4x32-7, sixteen calls for 16 x 16 cells of a head ----
 
 
 def philox(counter: np.ndarray, key: tuple[int, int], rounds: int = 7) -> np.ndarray:
@@ -349,13 +349,24 @@ def philox(counter: np.ndarray, key: tuple[int, int], rounds: int = 7) -> np.nda
 
 
 def dropout_numbers(seed: int, B: int, H: int, Lq: int, Lk: int, first_b: int = 0) -> np.ndarray:
-    """int64 [B, H, Lq, Lk] of 16-bit numbers."""
-    groups = -(-Lk // 8)
-    b, h, i, g = np.meshgrid(*map(np.arange, (B, H, Lq, groups)), indexing="ij")
-    b = b + first_b
-    words = philox(np.stack([g, i, h, b], axis=-1), (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
-    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1)
-    return halves.reshape(B, H, Lq, groups * 8)[..., :Lk].astype(np.int64)
+    """int64 [B, H, Lq, Lk] of 15-bit numbers."""
+    rows, keys = -(-Lq // 16), -(-Lk // 16)  # blocks; a call's number in its block is (row, key)
+    b, h, i, j = np.meshgrid(*map(np.arange, (B, H, 4 * rows, 4 * keys)), indexing="ij")
+    counter = np.stack([j, i, h, b + first_b], axis=-1)
+    words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
+    turned = words >> np.uint64(8) | (words & np.uint64(0xFF)) << np.uint64(24)
+    words = np.stack([words, turned], axis=-2)  # the rows of 0 to 7, of 8 to 15
+    halves = np.stack([words & np.uint64(0x7FFF), words >> np.uint64(16) & np.uint64(0x7FFF)], -1)
+    # [B, H, block of rows, a, block of keys, c, rows + 8, row parity, keys + 8, key parity]
+    cells = halves.reshape(B, H, rows, 4, keys, 4, 2, 2, 2, 2)
+    cells = cells.transpose(0, 1, 2, 6, 3, 7, 4, 8, 5, 9).reshape(B, H, 16 * rows, 16 * keys)
+    return cells[:, :, :Lq, :Lk].astype(np.int64)
+
+
+def dropout_keeps(numbers: np.ndarray, p: float) -> np.ndarray:
+    """Which cells are kept: the rarer ones have the small numbers."""
+    dropped = round(p * 32768)
+    return numbers >= dropped if p <= 0.5 else numbers < 32768 - dropped
 
 
 # ---- attention ----
@@ -413,9 +424,10 @@ def attention(
         lse = prob.sum(dim=-1)
     prob = prob.masked_fill(dead, 0)[..., :Lk]
     if dropout_p:
-        cut = round(dropout_p * 65536)
-        kept = torch.from_numpy(dropout_numbers(seed, B, Hq, Lq, Lk, first_b) >= cut)
-        prob = prob * kept * (65536 / (65536 - cut) if cut < 65536 else 0.0)
+        numbers = dropout_numbers(seed, B, Hq, Lq, Lk, first_b)
+        kept = torch.from_numpy(dropout_keeps(numbers, dropout_p))
+        rate = 1 - round(dropout_p * 32768) / 32768
+        prob = prob * kept * (1 / rate if rate else 0.0)
     return prob.to(v.dtype) @ heads(v), lse
 
 

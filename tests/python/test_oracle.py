@@ -83,9 +83,24 @@ def test_philox_known_answers() -> None:
 
 def test_dropout_numbers_are_uniform() -> None:
     numbers = oracle.dropout_numbers(3, 1, 2, 200, 203)
-    assert numbers.min() >= 0 and numbers.max() < 65536
-    assert abs(numbers.mean() / 65535 - 0.5) < 0.01
+    assert numbers.min() >= 0 and numbers.max() < 32768
+    assert abs(numbers.mean() / 32767 - 0.5) < 0.01
     assert np.array_equal(oracle.dropout_numbers(3, 1, 2, 10, 20), numbers[:, :, :10, :20])
+
+
+@pytest.mark.parametrize("p", [0.02, 0.1, 0.5, 0.83, 0.99])
+def test_dropout_of_one_cell_says_little_of_another(p: float) -> None:
+    """Numbers of 16 cells share bits, so the correlations of all pairs of these are looked at."""
+    blocks = 256
+    kept = oracle.dropout_keeps(oracle.dropout_numbers(5, 1, 1, 16 * blocks, 16 * blocks), p)[0, 0]
+    # [one call of each block, its 16 cells]
+    cells = kept.reshape(blocks, 2, 4, 2, blocks, 2, 4, 2)  # block, + 8, pair, parity
+    calls = cells.transpose(0, 2, 4, 6, 1, 3, 5, 7).reshape(-1, 16)
+    assert abs(kept.mean() - (1 - round(p * 32768) / 32768)) < 4 * (p * (1 - p) / kept.size) ** 0.5
+    pairs = np.corrcoef(calls.T) - np.eye(16)
+    assert np.abs(pairs).max() < 0.01
+    others = np.corrcoef(np.concatenate([calls, np.roll(calls, 1, 0)], 1).T)[:16, 16:]
+    assert np.abs(others).max() < 6 / len(calls) ** 0.5
 
 
 def test_classes() -> None:

@@ -122,10 +122,13 @@ JALI_DEVICE void transpose_quad(u32 (&w)[4], i32 quad) {
   exchange(w[0], w[2], quad & 2, 2);
   exchange(w[1], w[3], quad & 2, 2);
 }
-/// The smaller ones of the halves, unsigned.
-JALI_DEVICE u32 min_halves(u32 x, u32 y) {
+/// Ones in each half of x whose low 15 bits are less than the half of y, which is at most 0x7c00. PERF: one
+/// instruction, of half-precision numbers; what is larger than infinity is none, and not below y either.
+JALI_DEVICE u32 magnitudes_below(u32 x, u32 y) {
   u32 z;
-  asm("min.u16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+  asm("{\n.reg .b32 m;\nabs.f16x2 m, %1;\nset.lt.u32.f16x2 %0, m, %2;\n}"
+      : "=r"(z)
+      : "r"(x), "r"(y));
   return z;
 }
 /// Lane 0's value for all: the compiler then keeps it in a uniform register.

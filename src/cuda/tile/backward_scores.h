@@ -15,25 +15,42 @@ struct CellPlace {
   i32 line;  // the key in its tile
 };
 
-/// Numbers of 3 bits: bits 4, 0 and 1 of a bit's place in its word are those of one, `lane / 4` is
-/// another: they change places.
-JALI_DEVICE u32 transpose_bits(u32 word, i32 lane) {
-  constexpr u32 kLow[3] = {0x0000ffffu, 0x55555555u, 0x33333333u};
-  constexpr i32 kShift[3] = {16, 1, 2};
-#pragma unroll
-  for (i32 n = 0; n < 3; ++n) {
-    const u32 other = ptx::shuffle_xor(word, 4 << n);
-    word = lane & 4 << n ? (word & ~kLow[n]) | (other >> kShift[n] & kLow[n])
-                         : (word & kLow[n]) | (other & kLow[n]) << kShift[n];
-  }
-  return word;
-}
+/// What dropout drops of a thread's cells in 64 rows, a bit a cell: rows of blocks 2 and 3, 6 and 7 in the upper half,
+/// of it the odd ones in the upper byte; there bit 4 is the block's bit 2, bit 1 its bit 0, and bit 0 the upper key.
+struct Dropped {
+  u32 bits;
 
-/// Ones in the low half where bit k is set, in the high half where bit 16 + k is, k < 16.
-JALI_DEVICE u32 dropped_halves(u32 bits, i32 k) {
-  // Two bytes of the sign of byte k / 8, two of that of byte 2 + k / 8.
-  return ptx::permute(bits << (7 - k % 8), 0, k < 8 ? 0xaa88 : 0xbb99);
-}
+  /// For pair k of elements, 2 k and 2 k + 1: the byte of its first one, and the bit there.
+  JALI_DEVICE static constexpr i32 byte(i32 k) { return k >> 1 & 2; }
+  JALI_DEVICE static constexpr i32 bit(i32 k) { return (k & 3) + (k >> 1 & 4); }
+
+  JALI_DEVICE bool has(i32 k, i32 x) const { return bits & 1u << (8 * (byte(k) + x) + bit(k)); }
+  /// Ones in the half of each element of pair k that is dropped.
+  JALI_DEVICE u32 halves(i32 k) const {
+    return ptx::permute(bits << (7 - bit(k)), 0, byte(k) ? 0xbbaa : 0x9988);  // copies of signs
+  }
+
+  /// For 64 rows from at.row on. A call serves two rows and two keys of 16 each, the keys of two lanes: each calls for
+  /// one of two blocks of 16 rows, then they exchange.
+  JALI_DEVICE void draw(const cuda::ScoreArgs& a, u64 seed, const CellPlace& at, i32 lane) {
+    const bool odd = lane & 4;
+    const u32 row = dropout_counter(at.row) + 4 * odd, key = dropout_counter(at.key);
+    u32 below = 0;  // bit 16 y + 8 x + b is that of the key of parity y
+#pragma unroll
+    for (i32 u = 0; u < 2; ++u) {
+      const Philox numbers =
+          philox4x32_7(seed, key, row + 8 * u, static_cast<u32>(at.f.h), static_cast<u32>(at.f.b));
+#pragma unroll
+      for (i32 n = 0; n < 4; ++n) {
+        const u32 word = numbers.word[n], first = 0x10001u << (8 * (n / 2) + n % 2 + 4 * u);
+        below |= cuda::dropout_below<false>(word, a.dropout_limit) & first;
+        below |= cuda::dropout_below<true>(word, a.dropout_limit) & first << 2;
+      }
+    }
+    const u32 other = ptx::shuffle_xor(below, 4);
+    bits = ptx::permute(below, other, odd ? 0x3276 : 0x5410) ^ a.dropout_keeps;
+  }
+};
 
 /// kTogether: blocks of 8 rows whose loads may be under way together.
 template <class T, i32 kRows, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted,
@@ -229,32 +246,12 @@ struct BackwardScores {
     }
   }
 
-  /// What dropout drops: bits m and 16 + m of word n are elements 32 n + 2 m and the next. One call of
-  /// Philox has eight keys of a row, each of them another lane's: lanes of equal lane % 4 call for the
-  /// 32 (row, block of keys) that they share, lane 4 q + r for the elements 8 m + q, then they change
-  /// places.
-  JALI_DEVICE static void draw(u32 (&dropped)[kRows / 64], const cuda::ScoreArgs& a, u64 seed,
-                               const CellPlace& at, i32 lane) {
-    const i32 q = lane >> 2;
-    const i32 first = at.row + (q >> 2) * 8 + (q & 1);
-    const u32 block = static_cast<u32>(at.key / 8 + (q >> 1 & 1));
-    // NOTE: 65536 drops nothing here, but then the scale of what is kept is 0.
-    const u32 thresholds = a.dropout_threshold * 0x10001u;
+  JALI_DEVICE static void draw(Dropped (&dropped)[kRows / 64], const cuda::ScoreArgs& a, u64 seed,
+                               CellPlace at, i32 lane) {
 #pragma unroll
-    for (i32 n = 0; n < kRows / 64; ++n) {
-      u32 bits = 0;
-#pragma unroll
-      for (i32 m = 0; m < 4; ++m) {
-        const Philox x = philox4x32_7(seed, block, static_cast<u32>(first + 64 * n + 16 * m),
-                                      static_cast<u32>(at.f.h), static_cast<u32>(at.f.b));
-        // PERF: two numbers at once.
-#pragma unroll
-        for (i32 j = 0; j < 4; ++j) {
-          const u32 missing = thresholds - ptx::min_halves(x.word[j], thresholds);
-          bits += ptx::min_halves(missing, 0x10001u) << (4 * m + j);
-        }
-      }
-      dropped[n] = transpose_bits(bits, lane);
+    for (Dropped& rows : dropped) {
+      rows.draw(a, seed, at, lane);
+      at.row += 64;
     }
   }
   /// dP less delta where dropout is on: the scale belongs to dP alone.

@@ -186,58 +186,38 @@ struct StagedBias {
   }
 };
 
-/// What dropout keeps of a thread's cells: bit 8 - kSteps + 2 g + e of byte 2 (m % 2) + x of word m / 2
-/// is the cell of block 4 g + m.
-template <i32 kKeys>
+/// What dropout keeps of a thread's cells: their numbers. kOn: whether there is dropout.
+template <i32 kKeys, bool kOn>
 struct Kept {
-  static constexpr i32 kSteps = kKeys / 16;
-  // Two are used. PERF: with fewer here, ptxas orders kernels without dropout otherwise.
-  u32 word[kKeys / 16];
+  static constexpr i32 kBlocks = kKeys / 8;
+  // Word j: as dropout_number() reads it, of block j and this thread's rows. PERF: without dropout none is used, but
+  // with fewer here, ptxas orders kernels otherwise.
+  u32 word[kOn ? kBlocks : kBlocks / 2];
 
-  /// For row i of the frame, the row 8 behind it, and keys from `first` on, a multiple of 32. All lanes
-  /// of a warp call it together.
-  JALI_DEVICE void draw(u64 seed, u32 threshold, const Frame& f, i32 i, i32 first) {
-    // One call serves the eight keys of four lanes: each lane makes one of four, then they exchange.
-    const i32 quad = threadIdx.x & 3;
-    const u32 limit = threshold * 0x10001, low = limit & 0x7fff7fff;
-    word[0] = word[1] = 0;
+  /// For row i of the frame, the row 8 behind it, and keys from `first` on, a multiple of 32; of i % 16, lane / 4 is
+  /// left. All lanes of a warp call it together.
+  JALI_DEVICE void draw(u64 seed, const Frame& f, i32 i, i32 first) {
+    // A call serves two rows, that is two lanes, of 16 keys: each makes one of two, then they exchange.
+    const bool odd = threadIdx.x & 4;
+    const u32 row = dropout_counter(i), key = dropout_counter(first) + (threadIdx.x & 3) + 4 * odd;
 #pragma unroll
-    for (i32 g = 0; g < kKeys / 32; ++g) {
+    for (i32 j = 0; j < kBlocks; j += 4) {
+      const Philox x =
+          philox4x32_7(seed, key + 2 * j, row, static_cast<u32>(f.h), static_cast<u32>(f.b));
 #pragma unroll
-      for (i32 e = 0; e < 2; ++e) {
-        const Philox x =
-            philox4x32_7(seed, static_cast<u32>(first / 8 + 4 * g + quad),
-                         static_cast<u32>(i + 8 * e), static_cast<u32>(f.h), static_cast<u32>(f.b));
-#pragma unroll
-        for (i32 half = 0; half < 2; ++half) {
-          u32 least[2];  // the top bits of both halves say whether a number is at least the limit
-#pragma unroll
-          for (i32 n = 0; n < 2; ++n) {
-            const u32 numbers = x.word[2 * half + n], more = (numbers | 0x80008000) - low;
-            least[n] = (numbers & more) | (~limit & (numbers | more));
-          }
-          const u32 bytes = ptx::permute(least[0], least[1], 0x7531);
-          word[half] = (word[half] >> 1 & 0x7f7f7f7f) | (bytes & 0x80808080);
-        }
+      for (i32 m = 0; m < 2; ++m) {
+        word[j + m] = x.word[m];
+        word[j + 2 + m] = x.word[2 + m];
+        ptx::exchange(word[j + m], word[j + 2 + m], odd, 4);
       }
-    }
-    ptx::exchange(word[0], word[1], quad & 2, 2);
-#pragma unroll
-    for (i32 half = 0; half < 2; ++half) {
-      const u32 other = ptx::shuffle_xor(word[half], 1);
-      word[half] = ptx::permute(word[half], other, quad & 1 ? 0x3276 : 0x5410);
     }
   }
   /// Clears pairs of weights in the operand's layout.
-  JALI_DEVICE void drop(u32 (&p)[kKeys / 4]) const {
+  JALI_DEVICE void drop(u32 (&p)[kKeys / 4], const cuda::ScoreArgs& a) const {
 #pragma unroll
-    for (i32 k = 0; k < kSteps; ++k) {
-#pragma unroll
-      for (i32 m = 0; m < 4; ++m) {
-        // PERF: a byte's top bit fills a half: one permutation for two cells.
-        const u32 tops = word[m / 2] << (kSteps - 1 - k);
-        p[8 * (k / 2) + 2 * m + k % 2] &= ptx::permute(tops, tops, m % 2 ? 0xbbaa : 0x9988);
-      }
+    for (i32 j = 0; j < kBlocks; ++j) {
+      p[2 * j] &= ~(cuda::dropout_below<false>(word[j], a.dropout_limit) ^ a.dropout_keeps);
+      p[2 * j + 1] &= ~(cuda::dropout_below<true>(word[j], a.dropout_limit) ^ a.dropout_keeps);
     }
   }
 };

@@ -47,8 +47,9 @@ struct ScoreArgs {
   const float* alibi_slopes = nullptr;  // [Hq]
   const float* sinks = nullptr;         // [Hq]
   const u64* seed = nullptr;            // of dropout, on the device
-  u32 dropout_threshold = 0;            // a cell is kept if its number is not below it
-  float keep_scale = 1;                 // of what is kept
+  u32 dropout_limit = 0;                // of DropoutRule, in both halves
+  u32 dropout_keeps = 0;  // ones if numbers below it are those of what is kept, else 0
+  float keep_scale = 1;   // of what is kept
 };
 
 constexpr float kLog2E = 1.44269504088896f;
@@ -121,22 +122,11 @@ struct Scores {
   }
 };
 
-/// What dropout keeps of four blocks of 8 keys, for the accumulators' layout: kept bit 2 n + x is the
-/// cell (i, j + 8 n + 2 (lane % 4) + x). All lanes of a warp call it together; lanes that share
-/// lane / 4 give the same row; j is a multiple of 8.
-JALI_DEVICE u32 dropout_bits(u64 seed, u32 threshold, const Frame& f, i32 i, i32 j) {
-  const i32 quad = threadIdx.x & 3;
-  // One call serves the eight keys of four lanes: each lane makes one of four, then they exchange.
-  Philox x = philox4x32_7(seed, static_cast<u32>(j / 8 + quad), static_cast<u32>(i),
-                          static_cast<u32>(f.h), static_cast<u32>(f.b));
-  ptx::transpose_quad(x.word, quad);
-  u32 bits = 0;
-#pragma unroll
-  for (i32 n = 0; n < 4; ++n) {
-    bits |= ((x.word[n] & 0xffff) >= threshold) << (2 * n);
-    bits |= ((x.word[n] >> 16) >= threshold) << (2 * n + 1);
-  }
-  return bits;
+/// Two numbers of a word as dropout_number() reads it, in halves: those of rows 0 to 7 of 16, or of the others. Ones
+/// where they are below the limit.
+template <bool kOthers>
+JALI_DEVICE u32 dropout_below(u32 word, u32 limit) {
+  return ptx::magnitudes_below(kOthers ? ptx::permute(word, 0, 0x0321) : word, limit);
 }
 
 }  // namespace jali::cuda

@@ -171,7 +171,7 @@ struct Backward {
     // kMultipliesOnes: of dS over the rows of a head that the key tile has seen; [0] and [2] are this thread's
     // two keys'.
     float key_sums[4] = {0, 0, 0, 0};
-    u32 dropped[kRows / 64];       // by dropout, a bit a cell
+    tile::Dropped dropped[kRows / 64];
     typename Scores::Added added;  // to the scores of the row tile that comes next
     float of_keys[2];              // kAddsKeys: to exponents, of this thread's keys
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
@@ -309,15 +309,14 @@ struct Backward {
           load_pair(statistics + kStages * Tiles::kStatPlace + n / 2 * 32, delta[0], delta[1]);
 #pragma unroll
           for (i32 x = 0; x < 2; ++x) {
-            d[x] = Scores::undrop(d[x], !(dropped[n / 16] & 1u << (n % 16 + 16 * x)), delta[x],
-                                  a.scores);
+            d[x] = Scores::undrop(d[x], !dropped[n / 16].has(n % 16, x), delta[x], a.scores);
           }
         }
         d[0] *= w[0];
         d[1] *= w[1];
         ds[n] = T::pack(d[0], d[1]);
         if constexpr (!kCaps) p[n] = T::pack(w[0], w[1]);
-        if constexpr (kOptions.dropout) p[n] &= ~tile::dropped_halves(dropped[n / 16], n % 16);
+        if constexpr (kOptions.dropout) p[n] &= ~dropped[n / 16].halves(n % 16);
       }
     }
     JALI_DEVICE void share_ds(u32 buffer) {

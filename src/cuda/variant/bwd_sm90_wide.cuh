@@ -97,7 +97,7 @@ struct BackwardWide {
     float sum[kDim / 2];  // dk or dv
     float x[32];          // S or dP, then a block of dQ
     u32 w[16];            // dS or P
-    u32 dropped[1];       // by dropout, a bit a cell
+    tile::Dropped dropped[1];
 
     /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
     JALI_DEVICE void multiply_dq(u32 buffer, i32 block) {
@@ -148,7 +148,7 @@ struct BackwardWide {
                                x[i + 1] * FP16::value(static_cast<u16>(slopes[e] >> 16)));
               }
               if constexpr (kOptions.dropout) {
-                const u32 halves = tile::dropped_halves(dropped[0], 2 * n + e);
+                const u32 halves = dropped[0].halves(2 * n + e);
                 word |= halves & 0x80008000u;
                 w[2 * n + e] &= ~halves;
               }

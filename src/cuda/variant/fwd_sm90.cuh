@@ -770,7 +770,7 @@ struct Forward {
     u32 p[kKeys / 4];
     // kQHeld: this warp's rows; words 4 t to 4 t + 3 are the operand A of k16 step t.
     u32 q[kQHeld ? kD / 4 : 1];
-    tile::Kept<kKeys> kept;
+    tile::Kept<kKeys, kOptions.dropout> kept;
     tile::RowState state;
     float shift[2], rescale[2];
     bool looks = true;   // kGuesses: for maxima of the next key tile; rows may have seen nothing
@@ -897,7 +897,7 @@ struct Forward {
       }
       if constexpr (kOptions.dropout) {
         const RowTile t = row_tile();
-        kept.draw(*a.scores.seed, a.scores.dropout_threshold, t.f, t.row + row(), first_key());
+        kept.draw(*a.scores.seed, t.f, t.row + row(), first_key());
       }
       if constexpr (kKeysEarly) of_keys.load(sm.added(count) + 8 * (lane & 3));
     }
@@ -1075,7 +1075,7 @@ struct Forward {
       exponentials<1, 0>(total);
       tile::add_sums(state, rescale, total);
       tile::to_operand<T>(s, p);
-      if constexpr (kOptions.dropout) kept.drop(p);
+      if constexpr (kOptions.dropout) kept.drop(p, a.scores);
     }
     /// S to P by the maxima that are known. If sums are above kMost by these, S is made again, and maxima
     /// are taken; if above kRoom, they are taken of the next key tile.
