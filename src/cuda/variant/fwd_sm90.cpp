@@ -28,6 +28,7 @@ MaskKind kind_of(const BoundMask& mask) {
 }
 Reach reach_of(const BoundMask& mask, bool mapped, bool cut) {
   if (cut) return Reach::kNear;
+  if (mask.trivial()) return Reach::kAll;
   if (!mapped) return Reach::kFar;
   bool anywhere = false;
   for (const auto& leaf : mask.leaves()) anywhere |= leaf->device_anywhere();

@@ -176,24 +176,29 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   return with_staging(s);
 }
 
-/// What a row tile needs of its head's keys: few, and its neighbours the same; all, or all on one side; or
-/// some that may lie anywhere.
-enum class Reach : u8 { kNear, kFar, kAnywhere };
-/// How many heads to work on together: enough that the longest row tiles hide the last ones' idle
-/// processors, and that K and V stay in L2 until neighbours have read them, too.
-/// PERF: D128 causal, 256 heads of 1K: 404, 422, 437, 372 TFLOP/s for 1, 16, 64, 256 heads; 16 heads of
-/// 16K: 1661, 1627 us for 4, 16. 12 causal documents, 16 heads of 32K: 1732, 1635, 1592, 1569 us for 2, 4,
-/// 8, 16; 32 heads of 8K: 256, 253, 233 for 8, 16, 32; by pieces 201 and 192 for 8 and 32. Random blocks,
-/// 10 %, 16 heads of 32K: 1527, 1487, 1550, 1637 us for 1, 2, 4, 16, of which 16 read 5.8 GB of DRAM.
+/// What a row tile needs of its head's keys: all, as every other; all on one side; few, and its neighbours the
+/// same; or some that may lie anywhere.
+enum class Reach : u8 { kAll, kFar, kNear, kAnywhere };
+/// How many heads to work on together: one KV head's where row tiles take the same time, else enough that the
+/// longest ones hide the last ones' idle processors; but K and V shall stay in L2 until neighbours have read
+/// them, too. That has 50 MB, of which such a section may take 16: half of L2 is a copy of the other half.
+/// PERF: D128, 256 heads of 1K, 64 heads together read 0.63 GB of DRAM, 2.4 times all that there is: 264 us, 1 to
+/// 32 heads 232; causal 155 for 64, 149 for 32, 153 for 16; 64 heads of 4K causal 489, 471, 442, 433 for 1, 4, 8,
+/// 16; 16 heads of 16K causal 1661, 1627 us for 4, 16. 12 causal documents, 16 heads of 32K: 1732, 1635, 1592, 1569
+/// us for 2, 4, 8, 16; 32 heads of 8K, by ids, 234, 218, 243, 267 for 8, 16, 24, 32, by pieces as long. Random blocks,
+/// 10 %, 16 heads of 32K: 1527, 1487, 1550, 1637 us for 1, 2, 4, 16, of which 16 read 5.8 GB.
 constexpr i32 forward_section(i32 heads, i32 group, i32 tiles_per_head, i64 kv_bytes_per_head,
                               Reach reach) {
-  const i64 cached = (i64{32} << 20) / max_of(kv_bytes_per_head, i64{1}) * group;
+  const i64 bytes = max_of(kv_bytes_per_head, i64{1});
   const i32 tiles = max_of(tiles_per_head, 1);
-  i64 together = 1;
-  if (reach == Reach::kNear) together = min_of(ceil_div(4096, tiles), 32);
-  if (reach == Reach::kFar) together = min_of(4 * cached, i64{16});
-  const i64 filled = max_of<i64>(ceil_div(512, tiles), together);
-  const i64 wanted = ceil_div(max_of(cached, filled), i64{group}) * group;
+  i64 wanted = group;
+  if (reach != Reach::kAll) {
+    i64 together = 2;
+    if (reach == Reach::kNear) together = min_of(ceil_div(4096, tiles), 16);
+    if (reach == Reach::kFar) together = min_of((i64{128} << 20) / bytes * group, i64{16});
+    const i64 cached = (i64{16} << 20) / bytes * group, filled = ceil_div(256, tiles);
+    wanted = ceil_div(max_of(max_of(cached, filled), together), i64{group}) * group;
+  }
   return static_cast<i32>(clamp_to(wanted, i64{1}, i64{max_of(heads, 1)}));
 }
 
