@@ -45,7 +45,8 @@ std::string text_of(const ScoreOptions& o) {
   text.append(", ").append(type(o.bias)).append(", ").append(flag(o.bias_pairs));
   text.append(", ").append(flag(o.bias_eights));
   text.append(", ").append(type(o.key_bias)).append(", ").append(flag(o.alibi));
-  text.append(", ").append(flag(o.sinks)).append(", ").append(flag(o.dropout)).append("}");
+  text.append(", ").append(flag(o.sinks)).append(", ").append(flag(o.dropout));
+  text.append(", ").append(flag(o.bounded)).append("}");
   return text;
 }
 
@@ -54,6 +55,9 @@ ScoreArgs score_arguments(Call& call) {
   ScoreArgs a;
   a.scale = static_cast<float>(p.scale);
   a.softcap = static_cast<float>(p.softcap);
+  if (p.softcap > 0) {  // weights up to 1, or more if the least would be below 2^-100
+    a.weight_one = static_cast<float>(std::fmin(1, 100 / (p.softcap * kLog2E) - 1));
+  }
   if (p.bias.given()) {
     a.bias = {p.bias.data,     p.bias.stride_b, p.bias.stride_h, p.bias.stride_i,
               p.bias.stride_j, p.bias.head_div, p.bias.num_rows, p.bias.num_keys};

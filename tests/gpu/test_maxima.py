@@ -21,7 +21,8 @@ def levels(kind: str, step: float) -> torch.Tensor:
     tile = torch.arange(KEYS - 1, -1, -1) // TILE
     if kind == "spikes":
         return step * (torch.arange(KEYS) % 97 == 0)
-    return {"rise": tile, "fall": -tile, "turn": (tile % 3 - 1) * 2}[kind] * step
+    alike = torch.ones(KEYS)
+    return {"rise": tile, "fall": -tile, "turn": (tile % 3 - 1) * 2, "alike": alike}[kind] * step
 
 
 def inputs(kind: str, step: float, D: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -80,6 +81,17 @@ def test_with_what_keys_add(step: float, D: int) -> None:
         check(tensors, mask, key_bias=bias, alibi_slopes=-slopes, sinks=torch.tensor([3.0, 90.0]))
     # The tanh of the GPU is off by 2^-11.
     check(tensors, softcap=60.0, tolerance=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("cap", [2.0, 30.0, 56.0, 57.0, 300.0])
+def test_scores_at_both_ends_of_a_softcap(cap: float, D: int, dtype: torch.dtype) -> None:
+    """Rows of scores near -cap, near cap, or both: in bf16, caps up to 56 need no maxima."""
+    for kind in ("alike", "turn"):
+        for mask in (None, jali.CausalMask()):
+            # The tanh of the GPU is off by 2^-11.
+            check(inputs(kind, 5 * cap, D, dtype), mask, softcap=cap, tolerance=cap * 2e-3 + 0.03)
 
 
 @pytest.mark.parametrize("D", [64, 128])

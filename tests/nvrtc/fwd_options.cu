@@ -2,6 +2,8 @@
 #include "nvrtc/fwd.h"
 
 FORWARD(softcap, BF16, 128, 128, leaf::Causal, .softcap = true)
+FORWARD(softcap_bounded, BF16, 128, 128, leaf::Causal, .softcap = true, .bounded = true)
+FORWARD(softcap_bounded_64, BF16, 64, 64, NoMask, .softcap = true, .bounded = true)
 FORWARD(any_scale, BF16, 128, 128, leaf::Causal, .any_scale = true)
 FORWARD(bias, BF16, 128, 128, leaf::Causal, .bias = BiasType::kHalf)
 FORWARD(bias_eights, BF16, 128, 128, leaf::Causal, .bias = BiasType::kHalf, .bias_pairs = true,

@@ -19,6 +19,7 @@ struct ScoreOptions {
   bool bias_eights = false;  // of kHalf, besides: keys 8 n to 8 n + 7
   BiasType key_bias = BiasType::kNone;
   bool alibi = false, sinks = false, dropout = false;
+  bool bounded = false;  // forward: softcap's weights need no maxima (ScoreArgs::weight_one)
 
   /// Whether something is loaded for cells.
   constexpr bool loads() const { return bias != BiasType::kNone || key_bias != BiasType::kNone; }
@@ -43,6 +44,8 @@ struct BiasTable {
 struct ScoreArgs {
   float scale = 1;    // of q · k
   float softcap = 0;  // > 0 where the option is on
+  // bounded: the score, over softcap, whose weight is 1. Others' lie between 2^-100 and 2^62 then.
+  float weight_one = 1;
   BiasTable bias, key_bias;
   const float* alibi_slopes = nullptr;  // [Hq]
   const float* sinks = nullptr;         // [Hq]

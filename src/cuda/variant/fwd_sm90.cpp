@@ -40,6 +40,14 @@ const char* text_of(MaskKind kind) {
   return kTexts[static_cast<i32>(kind)];
 }
 
+/// Weights of half precision have no room for softcap's without maxima, nor have those of higher caps.
+ScoreOptions options_of(const AttentionProblem& p) {
+  ScoreOptions options = score_options(p);
+  options.bounded = options.softcap && !options.alibi && !options.loads() && p.softcap <= 56 &&
+                    p.dtype == DType::kBF16;
+  return options;
+}
+
 class ForwardSm90 final : public ForwardVariant {
  public:
   Fit fits(const AttentionProblem& p, const DeviceInfo& device) const override {
@@ -79,7 +87,7 @@ class ForwardSm90 final : public ForwardVariant {
     const std::string dims = std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv));
     const char *const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16",
                       *const kind = text_of(kind_of(*p.mask));
-    const ScoreOptions options = score_options(p);
+    const ScoreOptions options = options_of(p);
     std::string key;
     key.reserve(256);
     key.append("fwd_sm90 ").append(type).append(", ").append(dims).append(", ");
@@ -150,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
 
  private:
   static ForwardShape shape_of(const AttentionProblem& p) {
-    return forward_shape(rounded(p.D), rounded(p.Dv), score_options(p), kind_of(*p.mask));
+    return forward_shape(rounded(p.D), rounded(p.Dv), options_of(p), kind_of(*p.mask));
   }
 
   /// The kernel always writes the LSE.

@@ -279,7 +279,8 @@ struct Forward {
   static_assert(!kByRows || sizeof(typename M::Row) <= kLightRowBytes);
   static_assert(kSlopes + kStages * 8 + 1024 <= kShape.shared_bytes(kD, kDv));
 
-  static constexpr i32 kEarly = kShape.early;
+  // Blocks of 8 keys whose weights of the first row come before the wait for P V.
+  static constexpr i32 kEarly = kOptions.bounded && kConsumers < 3 ? kKeys / 8 : kShape.early;
   static constexpr bool kQHeld = kShape.q_held;
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
                         kKeyBias = kOptions.key_bias != BiasType::kNone;
@@ -1059,6 +1060,12 @@ struct Forward {
     }
     template <i32 e, bool kHides, i32 kSlack = tile::kSlack>
     JALI_DEVICE void take_maximum() {
+      if constexpr (kOptions.bounded) {
+        state.max[e] = a.scores.weight_one;
+        shift[e] = state.max[e] * scale();
+        rescale[e] = 1;
+        return;
+      }
       tile::take_maximum<e, kHides, kLinear, kSlack>(s, row_added, scale(), state, shift, rescale);
     }
     /// Of blocks [kBegin, kEnd) of row e.
@@ -1195,7 +1202,8 @@ struct Forward {
       }
       // PERF: or the sums are made behind the branch, not beside the exponentials.
       if constexpr (kAny) tie(state.sum);
-      if (__any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
+      if (!kOptions.bounded &&
+          __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
 #pragma unroll
         for (i32 n = 0; n < kDv / 8; ++n) {
           o[4 * n] *= rescale[0];
