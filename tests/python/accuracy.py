@@ -207,13 +207,15 @@ def rounded_elsewhere(
     truth: Run, inputs: dict[str, Any], dout: Tensor, dlse: Tensor | None, exact: dict[str, Tensor]
 ) -> list[dict[str, Tensor]]:
     """out with P rounded to the inputs' dtype when it was divided by 2^(n / 4), and the gradients
-    from that by `grads_from_stored`."""
+    from that by `grads_from_stored`, in fp32 and in that dtype."""
     found = []
     for n in range(4):
         lse = (exact["lse"].detach() + n / 4 * math.log(2)).float()
         out = truth(**inputs, lse=lse)[0].double() * 2 ** (n / 4)
-        grads = grads_from_stored(truth, inputs, dout, dlse, exact | {"out": out})
-        found.append({"out": out} | grads)
+        found.append({"out": out})
+        for dtype in (torch.float32, dout.dtype):  # wide heads take P rounded for dS, too
+            grads = grads_from_stored(truth, inputs, dout, dlse, exact | {"out": out}, dtype=dtype)
+            found.append(grads)
     return found
 
 
