@@ -59,7 +59,7 @@ def attention(
         alibi_slopes: [Hq]; -slope * |p - j| is added, p the row's position.
         softcap: Bounds the scores to +-softcap; None or 0: off.
         sinks: [Hq], logits that take part in the softmax without a value. Differentiable.
-        dropout_p: Probability that a weight is dropped.
+        dropout_p: Probability that a weight is dropped, to 1/32768.
         seed: Of the dropout: an int or an int64 tensor of one element; None: drawn by
             torch.randint. The same seed drops the same cells on every device.
         q_offset: Position of row 0: an int or an int tensor [B]. None: Lk - Lq, so that the last

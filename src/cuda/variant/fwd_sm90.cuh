@@ -181,7 +181,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
 enum class Reach : u8 { kAll, kFar, kNear, kAnywhere };
 /// How many heads to work on together: one KV head's where row tiles take the same time, else enough that the
 /// longest ones hide the last ones' idle processors; but K and V shall stay in L2 until neighbours have read
-/// them, too. That has 50 MB, of which such a section may take 16: half of L2 is a copy of the other half.
+/// them, too. That has 50 MB, of which they may take 16: 32 are too many.
 /// PERF: D128, 256 heads of 1K, 64 heads together read 0.63 GB of DRAM, 2.4 times all that there is: 264 us, 1 to
 /// 32 heads 232; causal 155 for 64, 149 for 32, 153 for 16; 64 heads of 4K causal 489, 471, 442, 433 for 1, 4, 8,
 /// 16; 16 heads of 16K causal 1661, 1627 us for 4, 16. 12 causal documents, 16 heads of 32K: 1732, 1635, 1592, 1569
