@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -223,22 +224,40 @@ def gpu_sanitize(arguments: list[str]) -> int:
         return tally.close()
 
     folder = ROOT / "out/sanitize"  # what a tool has said so far, also if it is cut off
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def watched(tool: str) -> int:
-        barriers = NUM_BARRIERS if tool in ("racecheck", "synccheck") else ()
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *barriers, *calls]
-        with open(folder / f"{tool}.log", "w") as log:
-            return subprocess.call(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
     tools = arguments or list(SANITIZERS)
-    with ThreadPoolExecutor(len(tools)) as pool:
-        watching = {pool.submit(watched, tool): tool for tool in tools}
+    shares = max(1, (os.cpu_count() or 1) // len(tools))  # of the calls: a process each
+
+    def watched(tool: str, share: str) -> tuple[str, int]:
+        barriers = NUM_BARRIERS if tool in ("racecheck", "synccheck") else ()
+        watch = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *barriers]
+        path = folder / f"{tool}.{share.replace('/', '-of-')}.log"
+        with open(path, "w") as log:
+            status = subprocess.call(
+                [*watch, *calls, "--share", share],
+                cwd=ROOT,
+                env=env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        seconds = time.perf_counter() - tally.begin
+        return f"=== {tool} {share}, {seconds:.0f} s\n{path.read_text()}", status
+
+    failed = dict.fromkeys(tools, 0)
+    with ThreadPoolExecutor(len(tools) * shares) as pool:
+        watching = {
+            pool.submit(watched, tool, f"{n + 1}/{shares}"): tool
+            for n in range(shares)
+            for tool in tools
+        }
         for done in as_completed(watching):
-            tool, status = watching[done], done.result()
-            said = (folder / f"{tool}.log").read_text()
-            print(f"=== {tool}, {time.perf_counter() - tally.begin:.0f} s\n{said}", flush=True)
-            tally.add(tool, int(status == 0), int(status != 0))
+            said, status = done.result()
+            print(said, flush=True)
+            failed[watching[done]] += status != 0
+    for tool, count in failed.items():
+        tally.add(tool, int(not count), int(count > 0))
     return tally.close()
 
 

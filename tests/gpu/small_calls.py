@@ -108,9 +108,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="of calls; default: all")
     parser.add_argument("--processes", type=int, default=0, help="so many calls at a time")
+    parser.add_argument("--share", default="1/1", help="n/m: every m-th of them from the n-th on")
     arguments = parser.parse_args()
     all_calls = calls()
-    names = arguments.names or list(all_calls)
+    first, step = map(int, arguments.share.split("/"))
+    names = (arguments.names or list(all_calls))[first - 1 :: step]
     if arguments.processes:
         return in_processes(names, arguments.processes)
     for name in names:

@@ -15,12 +15,12 @@ struct CellPlace {
   i32 line;  // the key in its tile
 };
 
-/// What dropout drops of a thread's cells in 64 rows, a bit a cell: rows of blocks 2 and 3, 6 and 7 in the upper half,
-/// of it the odd ones in the upper byte; there bit 4 is the block's bit 2, bit 1 its bit 0, and bit 0 the upper key.
+/// What dropout drops of a thread's cells in 64 rows, a bit a cell: bit 4 u + 2 r + e of byte 2 t + x is that of row x
+/// (0, 1) of block 4 u + 2 t + r of 8 rows, and key + 8 e.
 struct Dropped {
   u32 bits;
 
-  /// For pair k of elements, 2 k and 2 k + 1: the byte of its first one, and the bit there.
+  /// Of pair k of elements, 2 k and 2 k + 1, rows x of a block and a key: the byte of its first one, and the bit there.
   JALI_DEVICE static constexpr i32 byte(i32 k) { return k >> 1 & 2; }
   JALI_DEVICE static constexpr i32 bit(i32 k) { return (k & 3) + (k >> 1 & 4); }
 
