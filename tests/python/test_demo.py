@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 
@@ -142,9 +143,10 @@ def test_training_runs_and_learns_a_little(tmp_path, capsys, one_thread):
     runs = train.main(2, tmp_path, length=128, keep=32)
     assert [r.kind for r in runs] == list(KINDS)
     for run in runs:
-        # Not the last losses: they may be of a table of letters that no text has.
-        assert run.held_out < run.losses[0] - 0.2
-        assert run.losses[0] < 8.5
+        # Not the last losses' mean: a few may be of a table of letters that no text has.
+        later = run.losses[len(run.losses) // 2 :]
+        assert statistics.median(later) < run.losses[0] < 8.5
+        assert run.held_out < min(8.2, run.losses[0] - 0.2)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "held-out" in (tmp_path / "training.md").read_text(encoding="utf-8")
     assert "bits/byte" in capsys.readouterr().out
