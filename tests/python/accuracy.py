@@ -19,7 +19,8 @@ third.
 
 On a GPU P is rounded as exp(S - m), m near the row's maximum. Where a result breaks the rule (1 in
 2,000 problems), outputs whose P was rounded at other places between powers of two are refs, too,
-and what the formula makes of them, but their errors count once, not twice, unless cells are few.
+and what the formula makes of them, but their errors count once, not twice. Unless cells are few:
+then they count twice, and what the formula makes of them in 16 bits does, too.
 """
 
 from __future__ import annotations
@@ -183,7 +184,9 @@ def compare(
         own = [r[name] for r in refs if name in r]
         allowed = allowed_error(exact[name], own, dtype, 2)
         if error > allowed and device != "cpu":
-            elsewhere = elsewhere or rounded_elsewhere(truth, inputs, dout, upstream, exact)
+            elsewhere = elsewhere or rounded_elsewhere(
+                truth, inputs, dout, upstream, exact, cells < _FEW
+            )
             own = [r[name] for r in elsewhere if name in r]
             times = 2 if cells < _FEW else 1
             allowed = max(allowed, allowed_error(exact[name], own, dtype, times))
@@ -204,16 +207,19 @@ def _compare_forward(ours: Run, truth: Run, inputs: dict[str, Any], dtype: torch
 
 
 def rounded_elsewhere(
-    truth: Run, inputs: dict[str, Any], dout: Tensor, dlse: Tensor | None, exact: dict[str, Tensor]
-) -> list[dict[str, Tensor]]:
+    truth: Run, inputs: dict[str, Any], dout: Tensor, dlse: Tensor | None,
+    exact: dict[str, Tensor], few_cells: bool,
+) -> list[dict[str, Tensor]]:  # fmt: skip
     """out with P rounded to the inputs' dtype when it was divided by 2^(n / 4), and the gradients
-    from that by `grads_from_stored`, in fp32 and in that dtype."""
+    from that by `grads_from_stored` in fp32, and where cells are few in that dtype."""
+    # In 16 bits since wide heads take P rounded for dS, too.
+    dtypes = [torch.float32, dout.dtype] if few_cells else [torch.float32]
     found = []
     for n in range(4):
         lse = (exact["lse"].detach() + n / 4 * math.log(2)).float()
         out = truth(**inputs, lse=lse)[0].double() * 2 ** (n / 4)
         found.append({"out": out})
-        for dtype in (torch.float32, dout.dtype):  # wide heads take P rounded for dS, too
+        for dtype in dtypes:
             grads = grads_from_stored(truth, inputs, dout, dlse, exact | {"out": out}, dtype=dtype)
             found.append(grads)
     return found
