@@ -206,9 +206,9 @@ Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::i
 struct AttentionOptions {
   double scale = std::numeric_limits<double>::quiet_NaN();  // NaN: 1 / sqrt(D)
   double softcap = 0;                                       // 0: off
-  double dropout_p = 0;     // probability that a weight is dropped, to 1/32768
-  std::int64_t seed = 0;    // of the dropout
-  IntParam q_offset;        // see Shape
+  double dropout_p = 0;                                     // chance to drop a weight, to 2^-15
+  std::int64_t seed = 0;                                    // of the dropout
+  IntParam q_offset;                                        // see Shape
   TensorView bias;          // [B|1, Hq|Hkv|1, Lq|1, Lk|1], q's dtype or fp32
   TensorView key_bias;      // [B|1, Hq|Hkv|1, Lk]; varlen [1|Hkv|Hq, Tk]
   TensorView alibi_slopes;  // [Hq] fp32: -slope |p - j| is added

@@ -56,11 +56,13 @@ JALI_HD u32 dropout_counter(i32 at) {
   return n / 16 * 4 + n % 8 / 2;
 }
 
+/// A word as rows with i / 8 % 2 = 1 read it.
+JALI_HD u32 dropout_turned(u32 word) { return word >> 8 | word << 24; }
+
 /// The number of cell (i, j) of its call, below 32768.
 JALI_HD u32 dropout_number(const Philox& x, i32 i, i32 j) {
-  u32 word = x.word[i % 2 * 2 + j / 8 % 2];
-  if (i / 8 % 2) word = word >> 8 | word << 24;
-  return word >> (j % 2 * 16) & 0x7fff;
+  const u32 word = x.word[i % 2 * 2 + j / 8 % 2];
+  return (i / 8 % 2 ? dropout_turned(word) : word) >> (j % 2 * 16) & 0x7fff;
 }
 
 /// Cells dropped of 32768: 0 keeps everything, 32768 nothing.

@@ -1,7 +1,5 @@
 #include "cuda/score_arguments.h"
 
-#include <cmath>
-
 #include "base/error.h"
 
 namespace jali::cuda {
@@ -55,9 +53,6 @@ ScoreArgs score_arguments(Call& call) {
   ScoreArgs a;
   a.scale = static_cast<float>(p.scale);
   a.softcap = static_cast<float>(p.softcap);
-  if (p.softcap > 0) {  // weights up to 1, or more if the least would be below 2^-100
-    a.weight_one = static_cast<float>(std::fmin(1, 100 / (p.softcap * kLog2E) - 1));
-  }
   if (p.bias.given()) {
     a.bias = {p.bias.data,     p.bias.stride_b, p.bias.stride_h, p.bias.stride_i,
               p.bias.stride_j, p.bias.head_div, p.bias.num_rows, p.bias.num_keys};

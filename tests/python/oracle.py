@@ -366,7 +366,7 @@ def dropout_numbers(seed: int, B: int, H: int, Lq: int, Lk: int, first_b: int = 
 def dropout_keeps(numbers: np.ndarray, p: float) -> np.ndarray:
     """Which cells are kept: the rarer ones have the small numbers."""
     dropped = round(p * 32768)
-    return numbers >= dropped if p <= 0.5 else numbers < 32768 - dropped
+    return numbers >= dropped if dropped <= 16384 else numbers < 32768 - dropped
 
 
 # ---- attention ----

@@ -28,29 +28,31 @@ static void row_dots(const T* a, i64 a_stride, const T* b, i64 b_stride, i32 row
 static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows, i32 j0,
                          u64* kept) {
   constexpr int kCalls = kTileKeys / 4;  // each of two keys, and the two 8 further
+  auto key_of = [](int call) { return call / 4 * 16 + call % 4 * 2; };
   const DropoutRule rule(threshold);
   for (i32 first = i0 & ~15; first < i0 + rows; first += 16) {
     for (i32 pair = first; pair < first + 8; pair += 2) {
       u32 words[2][4][kCalls];  // of the pair of rows; of that 8 further
       for (int call = 0; call < kCalls; ++call) {
-        const i32 j = j0 + call / 4 * 16 + call % 4 * 2;
-        const Philox x = philox4x32_7(seed, dropout_counter(j), dropout_counter(pair), h, b);
+        const u32 counter = dropout_counter(j0 + key_of(call));
+        const Philox x = philox4x32_7(seed, counter, dropout_counter(pair), h, b);
         for (int w = 0; w < 4; ++w) {
           words[0][w][call] = x.word[w];
-          words[1][w][call] = x.word[w] >> 8 | x.word[w] << 24;
+          words[1][w][call] = dropout_turned(x.word[w]);
         }
       }
       for (int n = 0; n < 4; ++n) {
         const i32 row = pair + n % 2 + n / 2 * 8 - i0;
         if (row < 0 || row >= rows) continue;
         const auto& of_row = words[n / 2];
-        u64 below = 0;
+        u64 below =
+            0;  // PERF: the numbers of all calls at once, which dropout_number() is not compiled to
         for (int call = 0; call < kCalls; ++call) {
           const u32 near = of_row[n % 2 * 2][call], far = of_row[n % 2 * 2 + 1][call];
           const u64 cells[] = {(near & 0x7fff) < rule.limit, (near >> 16 & 0x7fff) < rule.limit,
                                (far & 0x7fff) < rule.limit, (far >> 16 & 0x7fff) < rule.limit};
           const u64 four = cells[0] | cells[1] << 1 | cells[2] << 8 | cells[3] << 9;
-          below |= four << (call / 4 * 16 + call % 4 * 2);
+          below |= four << key_of(call);
         }
         kept[row] = rule.keeps ? below : ~below;
       }

@@ -44,7 +44,7 @@ struct BiasTable {
 struct ScoreArgs {
   float scale = 1;    // of q · k
   float softcap = 0;  // > 0 where the option is on
-  // bounded: the score, over softcap, whose weight is 1. Others' lie between 2^-100 and 2^62 then.
+  // bounded: the score, over softcap, whose weight is 1, so that those of others lie between 2^-100 and 2^62.
   float weight_one = 1;
   BiasTable bias, key_bias;
   const float* alibi_slopes = nullptr;  // [Hq]
@@ -129,6 +129,7 @@ struct Scores {
 /// where they are below the limit.
 template <bool kOthers>
 JALI_DEVICE u32 dropout_below(u32 word, u32 limit) {
+  // PERF: dropout_turned() as it was measured; of shifts ptxas makes another instruction.
   return ptx::magnitudes_below(kOthers ? ptx::permute(word, 0, 0x0321) : word, limit);
 }
 

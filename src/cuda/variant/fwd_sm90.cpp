@@ -1,6 +1,8 @@
 // Launches the forward kernel of fwd_sm90.cuh.
 #include "cuda/variant/fwd_sm90.cuh"
 
+#include <cmath>
+
 #include "base/error.h"
 #include "cuda/score_arguments.h"
 #include "cuda/variant.h"
@@ -40,12 +42,17 @@ const char* text_of(MaskKind kind) {
   return kTexts[static_cast<i32>(kind)];
 }
 
-/// Weights of half precision have no room for softcap's without maxima, nor have those of higher caps.
+/// Weights of half precision have no room for softcap's without maxima, nor have those of higher caps (weight_one).
 ScoreOptions options_of(const AttentionProblem& p) {
   ScoreOptions options = score_options(p);
   options.bounded = options.softcap && !options.alibi && !options.loads() && p.softcap <= 56 &&
                     p.dtype == DType::kBF16;
   return options;
+}
+
+/// Of ScoreArgs: weights are up to 1, or more if the least would be below 2^-100; caps up to 56 leave them below 2^62.
+float weight_one(double softcap) {
+  return static_cast<float>(std::fmin(1, 100 / (softcap * kLog2E) - 1));
 }
 
 class ForwardSm90 final : public ForwardVariant {
@@ -129,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     ForwardArgs a;
     a.seq = call.sequences();
     a.scores = score_arguments(call);
+    if (options_of(p).bounded) a.scores.weight_one = weight_one(p.softcap);
     a.D = p.D;
     a.Dv = p.Dv;
     a.q = p.q.data;

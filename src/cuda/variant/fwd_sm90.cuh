@@ -279,7 +279,7 @@ struct Forward {
   static_assert(!kByRows || sizeof(typename M::Row) <= kLightRowBytes);
   static_assert(kSlopes + kStages * 8 + 1024 <= kShape.shared_bytes(kD, kDv));
 
-  // Blocks of 8 keys whose weights of the first row come before the wait for P V.
+  // PERF: without maxima all of the first row's, where registers hold them.
   static constexpr i32 kEarly = kOptions.bounded && kConsumers < 3 ? kKeys / 8 : kShape.early;
   static constexpr bool kQHeld = kShape.q_held;
   static constexpr bool kBias = kOptions.bias != BiasType::kNone,
@@ -304,7 +304,7 @@ struct Forward {
   // Consumers guess that full tiles bring no new maxima: they do not look for any, and make S again
   // where sums of weights say that the guess was wrong (guess_weights). Not where that takes more than S
   // and what is added for keys, or registers that three warpgroups lack. PERF: D128 7 % less time, D64
-  // 7 %, ALiBi 21 %, since its maxima come first; D256 as much, softcap and dropout 2 % more. Partial
+  // 7 %, ALiBi 21 %, since its maxima come first; D256 as much, softcap 2 % more, dropout 9 %. Partial
   // tiles, too: windows 8 % more.
   static constexpr bool kGuesses = kDv <= 128 && kKeyBias <= kMultiplies &&
                                    !(kConsumers == 3 && kMasked) &&
