@@ -134,6 +134,7 @@ void BiasGradientSums::finish(const KernelText& module) const {
                                      keys ? d.num_keys : d.num_rows);
     g.B = p_.B;
     g.length = keys ? p_.Lk : p_.Lq;
+    g.stride = g.length;
     g.cu = keys ? a_.seq.cu_k : a_.seq.cu_q;
     g.all_tokens = !keys && d.stride_i == 0;
     sum(module, g);
@@ -145,12 +146,15 @@ void BiasGradientSums::finish(const KernelText& module) const {
     TokenGradient g = token_gradient(a_.key_sums, to, p_.varlen ? 1 : num_b(p_, to.stride_b), keys);
     g.B = p_.varlen ? 1 : p_.B;
     g.length = keys;
+    g.stride = keys;
     sum(module, g);
   }
   if (grads_.dsinks.given()) {
-    const i32 parts = a_.row_order().total() / p_.Hq;
+    const i32 parts = a_.row_parts / a_.seq.group;  // "tokens" of a head of one sequence
     TokenGradient g = token_gradient({a_.sink_sums, parts, 1}, grads_.dsinks, 1, 1);
+    g.B = p_.varlen ? 1 : p_.B;
     g.length = parts;
+    g.stride = i64{parts} * p_.Hq;
     g.all_tokens = true;
     sum(module, g);
   }

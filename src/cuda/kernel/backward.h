@@ -6,7 +6,7 @@
 // sum) and rounds the sums that are complete to dq (tile/backward_rows.h). Work goes by sections of KV
 // heads: the row tiles of a section are prepared before its first key tile is begun, and rounded
 // when its last one is done; what takes long comes early (work_order.h). Scratch, fp32,
-// `row_tiles · Hq` tiles, none of it cleared by the host:
+// `row_tiles · Hq` tiles in the order of the work, by sequence, then head, none of it cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
 // or, where the tensor cores add the statistics to products, kStatisticBytes for 64 rows, each number as
 // a sum of three in bf16 (tile/backward_rows.h).
@@ -134,7 +134,7 @@ struct BackwardArgs {
   ScoreArgs scores;
   CellTable dbias;               // BiasGradients::cells
   TokenSums key_sums, row_sums;  // ::keys, ::rows; head_div of row_sums is 1
-  float* sink_sums = nullptr;    // [Hq][parts of row_tiles]; may be null
+  float* sink_sums = nullptr;    // [sequences][Hq][parts of a head's row tiles]; may be null
 
   JALI_HD WorkOrder key_order() const {
     return {heads, section, key_tiles, false, key_map.long_lines, key_map.by_length, last, even};

@@ -10,6 +10,7 @@ struct TokenGradient {
   TokenSums sums;
   i32 B = 1;                // sequences
   i32 length = 0;           // of each; unused if packed
+  i64 stride = 0;           // from the sums of one to the next's; unused if packed
   const i32* cu = nullptr;  // [B + 1]: where they start in `sums`, packed
   void* to = nullptr;
   i32 is_float = 0;  // else q's dtype

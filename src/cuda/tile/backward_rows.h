@@ -35,7 +35,7 @@ struct BackwardRows {
   struct Run {
     i32 b, h;          // sequence, query head
     i32 token, rows;   // the first one; how many there are from it to the end, may be less than one
-    i32 place, parts;  // the first one among the parts of all heads; how many
+    i32 place, parts;  // the first one among the parts of all heads, by sequence and head; how many
     JALI_DEVICE i32 tile() const { return place / kParts; }
     JALI_DEVICE i32 part() const { return place % kParts; }
   };
@@ -61,16 +61,14 @@ struct BackwardRows {
     }
     run.h = head * s.group + g;
     run.b = 0;
-    i32 number = t;
+    run.place = (run.h * a.row_tiles_of_sequence + t) * kParts + part;
     if (!s.varlen() && s.B > 1) {
       run.b = run.h / s.Hq;
       run.h -= run.b * s.Hq;
-      number += run.b * a.row_tiles_of_sequence;
     }
     const cuda::TilePlace at = cuda::warp_tile(s, run.b, run.h, t, kRows, true);
     const i32 first = at.first + part * kPartRows;
     run.b = at.f.b;
-    run.place = (number + run.h * a.row_tiles) * kParts + part;
     run.token = at.f.q_start + first;
     run.rows = at.f.num_rows - first;
     return run;
@@ -204,7 +202,7 @@ struct BackwardRows {
   /// Whether a run is of the last document. Where others before it are empty, they end where it begins.
   JALI_DEVICE bool of_last_piece(const Run& run) const {
     const cuda::Sequences& s = a.seq;
-    const i32 slot = run.tile() - run.h * a.row_tiles - run.b * a.row_tiles_of_sequence;
+    const i32 slot = run.tile() % a.row_tiles_of_sequence;
     const i32 last = s.pieces - 1, begin = s.cu_q[run.b * s.cu_step + last];
     return slot >= cuda::first_slot(clamp_to(begin, 0, s.tokens_q), last, kRows);
   }

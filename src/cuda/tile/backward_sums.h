@@ -43,9 +43,9 @@ JALI_DEVICE void sum_tokens(const cuda::TokenGradient& a) {
   const i32 b_end = a.num_b == 1 ? a.B : b + 1;
   float total = 0;
   for (i32 from_b = b; from_b < b_end; ++from_b) {
-    const i64 start = a.cu ? a.cu[from_b] : i64{from_b} * a.length;
+    const i64 start = a.cu ? a.cu[from_b] : from_b * a.stride;
     // A wrong table must not lead out of memory.
-    const i64 end = min_of<i64>(a.cu ? a.cu[from_b + 1] : start + a.length, a.sums.tokens);
+    const i64 end = a.cu ? min_of<i64>(a.cu[from_b + 1], a.sums.tokens) : start + a.length;
     for (i32 from_h = h * a.joined; from_h < (h + 1) * a.joined; ++from_h) {
       const float* const from = a.sums.data + from_h * a.sums.tokens;
       if (a.all_tokens) {
