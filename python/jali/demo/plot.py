@@ -89,13 +89,21 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round((m - low) / (high - low) * 7)] for m in means)
 
 
-def curves_png(path: Path, curves: Sequence[Curve], title: str, x_name: str, y_name: str) -> None:
-    """Writes the curves as a PNG."""
+def curves_png(
+    path: Path,
+    curves: Sequence[Curve],
+    title: str,
+    x_name: str,
+    y_name: str,
+    *,
+    from_zero: bool = False,
+) -> None:
+    """Writes the curves as a PNG; from_zero: the y axis begins at 0, else at the smallest value."""
     left, top, width, height = 70.0, 70.0, 620.0, 340.0
     canvas = Canvas(round(left + width + 40), round(top + height + 96), PAPER)
     canvas.text(left, 28, title, size=15, color=INK, bold=True)
     x0, x1 = _range([x for c in curves for x in c.x])
-    y0, y1 = _range([y for c in curves for y in c.y])
+    y0, y1 = _range([y for c in curves for y in c.y] + [0.0] * from_zero)
     for at in _ticks(y0, y1):
         y = top + (y1 - at) / (y1 - y0) * height
         canvas.line([(left, y), (left + width, y)], EMPTY, 1)
