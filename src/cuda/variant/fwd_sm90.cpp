@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "cuda/kernel/work_order.h"
 #include "cuda/score_arguments.h"
 #include "cuda/variant.h"
 
