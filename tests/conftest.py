@@ -24,16 +24,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Says how many conformance and property cases ran, over all workers."""
+    """Says how many conformance and property cases ran, over all workers, and of how many mask
+    structures, where these count."""
     ran = [
         report
         for outcome in ("passed", "failed")
         for report in terminalreporter.stats.get(outcome, [])
         if report.when == "call"
     ]
-    conformance = sum("tests/conformance/" in report.nodeid for report in ran)
-    drawn = sum(n for report in ran for name, n in report.user_properties if name == "cases")
-    if conformance or drawn:
+    recorded = [entry for report in ran for entry in report.user_properties]
+    counts = {
+        "conformance cases": sum("tests/conformance/" in report.nodeid for report in ran),
+        "property cases": sum(n for name, n in recorded if name == "cases"),
+        "mask structures": sum(n for name, n in recorded if name == "structures"),
+    }
+    if any(counts.values()):
         terminalreporter.write_sep("-", "cases")
-        terminalreporter.write_line(f"conformance cases: {conformance:,}")
-        terminalreporter.write_line(f"property cases:    {drawn:,}")
+    for name, count in counts.items():
+        if count:
+            terminalreporter.write_line(f"{name + ':':18} {count:,}")

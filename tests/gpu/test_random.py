@@ -63,7 +63,9 @@ def reseeded(node: Any, by: int) -> Any:
     return [reseeded(x, by) for x in node] if isinstance(node, list) else node
 
 
-def run(strategy: st.SearchStrategy, check: Callable, shard: int, count: int) -> int:
+def run(
+    strategy: st.SearchStrategy, check: Callable, shard: int, count: int, record: Callable
+) -> None:
     ran = 0
 
     @seed(shard)
@@ -81,7 +83,8 @@ def run(strategy: st.SearchStrategy, check: Callable, shard: int, count: int) ->
             ran += 1
 
     holds()
-    return ran
+    record("cases", ran)
+    record("structures", ran // REPEATS)
 
 
 def attention(case: Any, **more: Any) -> None:
@@ -115,14 +118,14 @@ def varlen(case: Any) -> None:
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_attention(shard: int, record_property: Callable) -> None:
-    record_property("cases", run(attention_cases(), attention, shard, STRUCTURES))
+    run(attention_cases(), attention, shard, STRUCTURES, record_property)
 
 
 @pytest.mark.parametrize("shard", range(100, 116))
 def test_deterministic(shard: int, record_property: Callable) -> None:
-    record_property("cases", run(attention_cases(), in_order, shard, 3))
+    run(attention_cases(), in_order, shard, 3, record_property)
 
 
 @pytest.mark.parametrize("shard", SHARDS)
 def test_varlen(shard: int, record_property: Callable) -> None:
-    record_property("cases", run(varlen_cases(), varlen, shard, 2))
+    run(varlen_cases(), varlen, shard, 2, record_property)
