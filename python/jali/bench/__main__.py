@@ -55,7 +55,7 @@ def run_gpu(args: argparse.Namespace) -> None:
         "plan": lambda: gpu_costs.plan(report),
         "overhead": lambda: gpu_costs.overhead(report, rounds),
         "first_call": lambda: gpu_costs.first_call(report),
-        "memory": lambda: gpu.memory(report),
+        "memory": lambda: gpu.memory(report, args.out),
         "pictures": lambda: gpu.pictures(report, rounds, args.out),
     }
     path = args.out / f"gpu{'_quick' if args.quick else ''}.json"

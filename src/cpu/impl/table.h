@@ -45,8 +45,8 @@ static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows
         const i32 row = pair + n % 2 + n / 2 * 8 - i0;
         if (row < 0 || row >= rows) continue;
         const auto& of_row = words[n / 2];
-        u64 below =
-            0;  // PERF: the numbers of all calls at once, which dropout_number() is not compiled to
+        // PERF: the numbers of all calls at once, which dropout_number() is not compiled to.
+        u64 below = 0;
         for (int call = 0; call < kCalls; ++call) {
           const u32 near = of_row[n % 2 * 2][call], far = of_row[n % 2 * 2 + 1][call];
           const u64 cells[] = {(near & 0x7fff) < rule.limit, (near >> 16 & 0x7fff) < rule.limit,
