@@ -19,14 +19,25 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
 
 /// As many KV heads as have q, dout and the sum of dq of their query heads in a part of the L2 cache.
 /// PERF: D128, 256 heads of 1K tokens: 770 us with 2 to 8 heads, 890 with 64; no matter at 16K.
-/// Deterministic: at least so many that 16 key tiles of a head are worked on at once, since each waits
-/// for the one before. PERF: 16 heads of 8K: 1.06 of the time without, causal 1.01; in sections of one
-/// head 1.15 and 1.51.
+/// Deterministic: each key tile of a head waits for the one before, so that more heads are worked on at once. With a
+/// mask at most 16 key tiles of each; without, as many heads as L2 still holds, since all go through all rows.
+/// PERF (H100, us of 1, 2, 4, 8, 9 heads; * not deterministic): 16 heads of 16K, D128: -, 9240, 9420, 11340, 11730
+/// (* 8580), causal -, 5280, 4950, 4900, 4780 (* 4300); of 8K: -, -, 2320 to 2390, 2440, 2420 to 2470 (* 2160);
+/// 8 groups of 4 heads of 16K, causal: 14120, -, 10720, 9980, 10090 (* 8810).
 i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 num_sms) {
-  constexpr i64 kBytes = 8 << 20;
-  const i64 per_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv) * (p.Hq / p.Hkv), 1);
-  const i64 least = p.deterministic ? ceil_div(num_sms, 16) : 1;
-  return static_cast<i32>(clamp_to<i64>(kBytes / per_head, least, max_of<i64>(heads, least)));
+  constexpr i64 kBytes = 8 << 20, kCached = 32 << 20;
+  const i64 per_query_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv), 1);
+  i64 least = 1;
+  if (p.deterministic) {
+    least = ceil_div(num_sms, 16);
+    if (p.mask->trivial()) least = clamp_to<i64>(kCached / per_query_head, 1, least);
+  }
+  const i64 most = max_of<i64>(heads, least);
+  const i64 wanted = clamp_to<i64>(kBytes / (per_query_head * (p.Hq / p.Hkv)), least, most);
+  // Deterministic: all sections alike, or the last one's key tiles wait for more. PERF: 32 heads of 8K, 12 causal
+  // documents: 865 us by 8, else 899.
+  const i64 sections = ceil_div<i64>(max_of(heads, 1), wanted);
+  return static_cast<i32>(p.deterministic ? ceil_div<i64>(max_of(heads, 1), sections) : wanted);
 }
 
 /// Whether loaders look up what is active; those of even masks find out as they go, but turns need maps.
@@ -150,9 +161,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.seq = call.sequences();
   a.D = p.D;
   a.Dv = p.Dv;
-  a.row_tiles_of_sequence = num_tiles(p, true, tile.rows);
-  a.row_tiles = a.row_tiles_of_sequence * batches;
-  a.row_parts = a.row_tiles_of_sequence * a.seq.group * (tile.rows / kBackwardPartRows);
+  a.row_tiles = num_tiles(p, true, tile.rows);
+  a.row_parts = a.row_tiles * a.seq.group * (tile.rows / kBackwardPartRows);
   a.key_tiles = num_tiles(p, false, tile.keys);
   a.heads = batches * p.Hkv;
   a.section = section(p, rows, a.heads, call.device().num_sms);
@@ -175,10 +185,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
       a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: turns are in order
     }
   }
-  const i64 row_tiles = i64{a.row_tiles} * p.Hq;
+  const i64 all_row_tiles = i64{a.row_tiles} * batches * p.Hq;
   // Blocks without key tiles of their own still care for row tiles.
   const i64 blocks =
-      min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
+      min_of<i64>(max_of<i64>(a.key_order().total(), all_row_tiles), call.device().num_sms);
   set_first_and_last(a, static_cast<i32>(blocks));
   constexpr i32 kTaken = 6;
   const i32 sections = ceil_div(a.heads, a.section);
@@ -189,12 +199,13 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   auto floats = [&](i64 count) {
     return static_cast<float*>(call.allocate(count * static_cast<i64>(sizeof(float))));
   };
-  const i64 statistic = row_tiles * (tile.rows / 64) * (kStatisticBytes / 4);  // or a float a row
+  const i64 statistic =
+      all_row_tiles * (tile.rows / 64) * (kStatisticBytes / 4);  // or a float a row
   a.neg_lse = floats(statistic);
   a.neg_delta = floats(statistic);
-  a.dq_sum = floats(row_tiles * tile.dq_floats);
+  a.dq_sum = floats(all_row_tiles * tile.dq_floats);
   if (p.deterministic) {
-    a.turns = static_cast<i32*>(call.allocate(row_tiles * static_cast<i64>(sizeof(i32))));
+    a.turns = static_cast<i32*>(call.allocate(all_row_tiles * static_cast<i64>(sizeof(i32))));
   }
   a.out = out.data;
   a.dout = dout.data;
@@ -215,7 +226,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   void* const mask = call.mask_parameters();
   sums.begin(module);
   if (blocks > 0) {
-    if (p.deterministic) call.clear(a.turns, row_tiles * static_cast<i64>(sizeof(i32)));
+    if (p.deterministic) call.clear(a.turns, all_row_tiles * static_cast<i64>(sizeof(i32)));
     call.launch(main, blocks, tile.threads, tile.shared_bytes, {&q, &k, &v, &o, &a, mask});
   }
   sums.finish(module);
