@@ -109,7 +109,10 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="of calls; default: all")
     parser.add_argument("--processes", type=int, default=0, help="so many calls at a time")
     parser.add_argument("--share", default="1/1", help="n/m: every m-th of them from the n-th on")
+    parser.add_argument("--fill", action="store_true", help="what torch.empty gives with NaN")
     arguments = parser.parse_args()
+    if arguments.fill:
+        torch.use_deterministic_algorithms(True, warn_only=True)  # so PyTorch does
     all_calls = calls()
     first, step = map(int, arguments.share.split("/"))
     names = (arguments.names or list(all_calls))[first - 1 :: step]
