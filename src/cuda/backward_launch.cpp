@@ -161,8 +161,9 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.seq = call.sequences();
   a.D = p.D;
   a.Dv = p.Dv;
-  a.row_tiles = num_tiles(p, true, tile.rows);
-  a.row_parts = a.row_tiles * a.seq.group * (tile.rows / kBackwardPartRows);
+  a.row_tiles_of_sequence = num_tiles(p, true, tile.rows);
+  a.row_tiles = a.row_tiles_of_sequence * batches;
+  a.row_parts = a.row_tiles_of_sequence * a.seq.group * (tile.rows / kBackwardPartRows);
   a.key_tiles = num_tiles(p, false, tile.keys);
   a.heads = batches * p.Hkv;
   a.section = section(p, rows, a.heads, call.device().num_sms);
@@ -185,10 +186,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
       a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: turns are in order
     }
   }
-  const i64 all_row_tiles = i64{a.row_tiles} * batches * p.Hq;
+  const i64 row_tiles = i64{a.row_tiles} * p.Hq;
   // Blocks without key tiles of their own still care for row tiles.
   const i64 blocks =
-      min_of<i64>(max_of<i64>(a.key_order().total(), all_row_tiles), call.device().num_sms);
+      min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
   set_first_and_last(a, static_cast<i32>(blocks));
   constexpr i32 kTaken = 6;
   const i32 sections = ceil_div(a.heads, a.section);
@@ -199,13 +200,12 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   auto floats = [&](i64 count) {
     return static_cast<float*>(call.allocate(count * static_cast<i64>(sizeof(float))));
   };
-  const i64 statistic =
-      all_row_tiles * (tile.rows / 64) * (kStatisticBytes / 4);  // or a float a row
+  const i64 statistic = row_tiles * (tile.rows / 64) * (kStatisticBytes / 4);  // or a float a row
   a.neg_lse = floats(statistic);
   a.neg_delta = floats(statistic);
-  a.dq_sum = floats(all_row_tiles * tile.dq_floats);
+  a.dq_sum = floats(row_tiles * tile.dq_floats);
   if (p.deterministic) {
-    a.turns = static_cast<i32*>(call.allocate(all_row_tiles * static_cast<i64>(sizeof(i32))));
+    a.turns = static_cast<i32*>(call.allocate(row_tiles * static_cast<i64>(sizeof(i32))));
   }
   a.out = out.data;
   a.dout = dout.data;
@@ -226,7 +226,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   void* const mask = call.mask_parameters();
   sums.begin(module);
   if (blocks > 0) {
-    if (p.deterministic) call.clear(a.turns, all_row_tiles * static_cast<i64>(sizeof(i32)));
+    if (p.deterministic) call.clear(a.turns, row_tiles * static_cast<i64>(sizeof(i32)));
     call.launch(main, blocks, tile.threads, tile.shared_bytes, {&q, &k, &v, &o, &a, mask});
   }
   sums.finish(module);

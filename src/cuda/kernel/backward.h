@@ -6,7 +6,7 @@
 // sum) and rounds the sums that are complete to dq (tile/backward_rows.h). Work goes by sections of KV
 // heads: the row tiles of a section are prepared before its first key tile is begun, and rounded
 // when its last one is done; what takes long comes early (work_order.h). Scratch, fp32,
-// `B · Hq · row_tiles` tiles in the order of the work, by sequence, then head, none of it cleared by the host:
+// `row_tiles · Hq` tiles in the order of the work, by sequence, then head, none of it cleared by the host:
 //   neg_lse, neg_delta  rows a tile     dq_sum  dq_floats a tile
 // or, where the tensor cores add the statistics to products, kStatisticBytes for 64 rows, each number as
 // a sum of three in bf16 (tile/backward_rows.h).
@@ -104,13 +104,16 @@ struct TokenSums {
 struct BackwardArgs {
   Sequences seq;
   i32 D = 0, Dv = 0;  // as in memory: the kernel's own may be larger
-  i32 row_tiles = 0;  // of one query head of a sequence; varlen: of all: num_tiles() of call.h
-  i32 row_parts = 0;  // of the row tiles of a head of `heads`, kBackwardPartRows each
-  i32 key_tiles = 0;  // of one head of `heads`: the same for keys
-  i32 heads = 0;      // B · Hkv; varlen: Hkv
-  i32 section = 1;    // heads whose q and dout stay in L2 together
-  i32 last = 0;       // heads_by_length()
-  bool even = false;  // no key_map, for a mask of even leaves (mask/leaf.h, kEven)
+  // Of one query head, of all sequences: num_tiles() of call.h. For the host; but without it here ptxas spills 4 bytes
+  // of a D 64 kernel.
+  i32 row_tiles = 0;
+  i32 row_tiles_of_sequence = 0;  // of those; varlen: all
+  i32 row_parts = 0;              // of the row tiles of a head of `heads`, kBackwardPartRows each
+  i32 key_tiles = 0;              // of one head of `heads`: the same for keys
+  i32 heads = 0;                  // B · Hkv; varlen: Hkv
+  i32 section = 1;                // heads whose q and dout stay in L2 together
+  i32 last = 0;                   // heads_by_length()
+  bool even = false;              // no key_map, for a mask of even leaves (mask/leaf.h, kEven)
   // Of row_order(): what the first key tiles of all blocks need, and what the last ones add to. These
   // parts are taken one by one, since all wait for the last of them, others by row tiles.
   i32 first_parts = 0, last_parts = 0;
@@ -124,8 +127,7 @@ struct BackwardArgs {
                             // last parts; warps that are done
   i32* prepared = nullptr;  // [sections] parts of row tiles
   i32* added = nullptr;     // [sections] key tiles whose dQ is added, times the consumers' warps
-  i32* turns =
-      nullptr;  // [B · Hq · row_tiles] the same of a row tile; deterministic only, zero before
+  i32* turns = nullptr;  // [row_tiles · Hq] the same of a row tile; deterministic only, zero before
   float *neg_lse = nullptr, *neg_delta = nullptr, *dq_sum = nullptr;
   const void *out = nullptr, *dout = nullptr;   // [B, Hq, Lq, Dv]
   const float *lse = nullptr, *dlse = nullptr;  // [B, Hq, Lq]; dlse may be null

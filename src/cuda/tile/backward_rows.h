@@ -61,7 +61,7 @@ struct BackwardRows {
     }
     run.h = head * s.group + g;
     run.b = 0;
-    run.place = (run.h * a.row_tiles + t) * kParts + part;
+    run.place = (run.h * a.row_tiles_of_sequence + t) * kParts + part;
     if (!s.varlen() && s.B > 1) {
       run.b = run.h / s.Hq;
       run.h -= run.b * s.Hq;
@@ -202,7 +202,7 @@ struct BackwardRows {
   /// Whether a run is of the last document. Where others before it are empty, they end where it begins.
   JALI_DEVICE bool of_last_piece(const Run& run) const {
     const cuda::Sequences& s = a.seq;
-    const i32 slot = run.tile() % a.row_tiles;
+    const i32 slot = run.tile() % a.row_tiles_of_sequence;
     const i32 last = s.pieces - 1, begin = s.cu_q[run.b * s.cu_step + last];
     return slot >= cuda::first_slot(clamp_to(begin, 0, s.tokens_q), last, kRows);
   }

@@ -312,7 +312,7 @@ struct BackwardTiles {
     const cuda::TilePlace place = cuda::warp_tile(s, b, item.h_kv * s.group, at.unit, kKeys, false);
     item.f = place.f;
     item.key = place.first;
-    item.row_tile = at.head * s.group * a.row_tiles;
+    item.row_tile = at.head * s.group * a.row_tiles_of_sequence;
     if (s.cut()) item.row_tile += cuda::first_slot(item.f.q_start, place.piece, kRows);
     return item;
   }
@@ -412,7 +412,7 @@ struct BackwardTiles {
       // The row tiles of one query head.
       auto visit_head = [&](const Item& item, const Frame& f) {
         const i32 row_line = a.seq.cut() ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
-        const i32 base = item.row_tile + (f.h - item.f.h) * a.row_tiles;
+        const i32 base = item.row_tile + (f.h - item.f.h) * a.row_tiles_of_sequence;
         const Head head{f.h, base, item.key / kKeys,
                         kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr,
                         kStagesBias ? Scores::StagedBias::of_head(a.scores.bias, f) : 0};
