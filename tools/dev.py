@@ -205,9 +205,6 @@ def gpu_test(arguments: list[str]) -> int:
 # instruction where the warp is converged, so that the tool seems to see the other lanes' accesses
 # as unordered; and BackwardTiles::Notes::wanted, a hint that may be old.
 SANITIZERS = ("memcheck", "initcheck", "synccheck")
-# initcheck does not see what the copy engine stores, so that it reports where a backward reads
-# `out`. Under it tensors are filled with NaN first, and the calls see whether one comes through.
-FILLED = ("initcheck",)
 # The barriers that racecheck and synccheck follow in a block: those that they count in a kernel
 # are fewer, since instructions that make them stand in loops.
 NUM_BARRIERS = ("--num-cuda-barriers", "64")
@@ -236,7 +233,9 @@ def gpu_sanitize(arguments: list[str]) -> int:
     def watched(tool: str, share: str) -> tuple[str, int]:
         barriers = NUM_BARRIERS if tool in ("racecheck", "synccheck") else ()
         watch = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *barriers]
-        fill = ["--fill"] if tool in FILLED else []
+        # initcheck does not see what the copy engine stores, so that it reports where a backward
+        # reads `out`. Tensors are filled with NaN, then: the calls see whether one comes through.
+        fill = ["--fill"] if tool == "initcheck" else []
         path = folder / f"{tool}.{share.replace('/', '-of-')}.log"
         with open(path, "w") as log:
             status = subprocess.call(

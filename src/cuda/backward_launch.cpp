@@ -32,12 +32,12 @@ i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 num_sms) {
     least = ceil_div(num_sms, 16);
     if (p.mask->trivial()) least = clamp_to<i64>(kCached / per_query_head, 1, least);
   }
-  const i64 most = max_of<i64>(heads, least);
-  const i64 wanted = clamp_to<i64>(kBytes / (per_query_head * (p.Hq / p.Hkv)), least, most);
-  // Deterministic: all sections alike, or the last one's key tiles wait for more. PERF: 32 heads of 8K, 12 causal
-  // documents: 865 us by 8, else 899.
-  const i64 sections = ceil_div<i64>(max_of(heads, 1), wanted);
-  return static_cast<i32>(p.deterministic ? ceil_div<i64>(max_of(heads, 1), sections) : wanted);
+  const i64 all = max_of(heads, 1);
+  i64 wanted = min_of(max_of(kBytes / (per_query_head * (p.Hq / p.Hkv)), least), all);
+  // All sections alike, or the last one's key tiles wait for more. PERF: 32 heads of 8K, 12 causal documents: 865 us
+  // by 8, else 899.
+  if (p.deterministic) wanted = ceil_div(all, ceil_div(all, wanted));
+  return static_cast<i32>(wanted);
 }
 
 /// Whether loaders look up what is active; those of even masks find out as they go, but turns need maps.

@@ -1,7 +1,5 @@
 #include "cuda/score_arguments.h"
 
-#include <iterator>
-
 #include "base/error.h"
 
 namespace jali::cuda {
@@ -10,19 +8,6 @@ namespace {
 BiasType type_of(DType dtype, bool given) {
   if (!given) return BiasType::kNone;
   return dtype == DType::kF32 ? BiasType::kFloat : BiasType::kHalf;
-}
-
-/// The odd polynomial that is nearest to tanh below kLimit, within 4.2e-5, for raw scores.
-void set_tanh(ScoreArgs& a, double scale, double softcap) {
-  constexpr double kLimit = 0.6875, kTerms[] = {0.99957083, -0.32565887, 0.09787659};
-  static_assert(std::size(kTerms) == std::size(decltype(a.tanh_terms){}));
-  const double factor = scale / softcap;
-  a.tanh_limit = static_cast<float>(min_of(kLimit * kLimit / (factor * factor), 1e38));
-  double unit = softcap * kLog2E;
-  for (size_t n = 0; n < std::size(kTerms); ++n) {
-    unit *= n == 0 ? factor : factor * factor;
-    a.tanh_terms[n] = static_cast<float>(kTerms[n] * unit);
-  }
 }
 
 }  // namespace
@@ -68,7 +53,6 @@ ScoreArgs score_arguments(Call& call) {
   ScoreArgs a;
   a.scale = static_cast<float>(p.scale);
   a.softcap = static_cast<float>(p.softcap);
-  if (p.softcap > 0) set_tanh(a, p.scale, p.softcap);
   if (p.bias.given()) {
     a.bias = {p.bias.data,     p.bias.stride_b, p.bias.stride_h, p.bias.stride_i,
               p.bias.stride_j, p.bias.head_div, p.bias.num_rows, p.bias.num_keys};

@@ -44,8 +44,8 @@ struct BiasTable {
 struct ScoreArgs {
   float scale = 1;    // of q · k
   float softcap = 0;  // > 0 where the option is on
-  // Softcap: of raw scores x with squares below tanh_limit, log2(e) softcap tanh(scale x / softcap) is nearly the sum
-  // of tanh_terms[n] x^(2 n + 1).
+  // bounded: of raw scores x with squares below tanh_limit, log2(e) softcap tanh(scale x / softcap) is nearly the sum
+  // of tanh_terms[n] x^(2 n + 1) (tile/softcap.h).
   float tanh_limit = 0, tanh_terms[3] = {};
   // bounded: the score, over softcap, whose weight is 1, so that those of others lie between 2^-100 and 2^62.
   float weight_one = 1;

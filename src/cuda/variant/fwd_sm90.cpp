@@ -2,6 +2,7 @@
 #include "cuda/variant/fwd_sm90.cuh"
 
 #include <cmath>
+#include <iterator>
 
 #include "base/error.h"
 #include "cuda/kernel/work_order.h"
@@ -54,6 +55,19 @@ ScoreOptions options_of(const AttentionProblem& p) {
 /// Of ScoreArgs: weights are up to 1, or more if the least would be below 2^-100; caps up to 56 leave them below 2^62.
 float weight_one(double softcap) {
   return static_cast<float>(std::fmin(1, 100 / (softcap * kLog2E) - 1));
+}
+
+/// The odd polynomial that is nearest to tanh below kLimit, within 4.2e-5, for raw scores.
+void set_tanh(ScoreArgs& a, double scale, double softcap) {
+  constexpr double kLimit = 0.6875, kTerms[] = {0.99957083, -0.32565887, 0.09787659};
+  static_assert(std::size(kTerms) == std::size(decltype(a.tanh_terms){}));
+  const double factor = scale / softcap;
+  a.tanh_limit = static_cast<float>(min_of(kLimit * kLimit / (factor * factor), 1e38));
+  double unit = softcap * kLog2E;
+  for (size_t n = 0; n < std::size(kTerms); ++n) {
+    unit *= n == 0 ? factor : factor * factor;
+    a.tanh_terms[n] = static_cast<float>(kTerms[n] * unit);
+  }
 }
 
 class ForwardSm90 final : public ForwardVariant {
@@ -137,7 +151,10 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     ForwardArgs a;
     a.seq = call.sequences();
     a.scores = score_arguments(call);
-    if (options_of(p).bounded) a.scores.weight_one = weight_one(p.softcap);
+    if (options_of(p).bounded) {
+      a.scores.weight_one = weight_one(p.softcap);
+      set_tanh(a.scores, p.scale, p.softcap);
+    }
     a.D = p.D;
     a.Dv = p.Dv;
     a.q = p.q.data;

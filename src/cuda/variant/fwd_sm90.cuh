@@ -24,8 +24,10 @@
 //           cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
 //           find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one a
 //           finder warp; cells_empty: one a consumer warp.
-// Here      for host and kernel: forward_shape, forward_section; Forward, the consumers. Warpgroup 0 is in
-//           tile/forward_tiles.h.
+// Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
+//           the products; prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
+//           (begin_weights, end_weights), guessed ones (guess_weights), or none (capped_weights); step, end.
+//           Warpgroup 0 is in tile/forward_tiles.h.
 #pragma once
 
 #include "cuda/kernel/forward.h"
@@ -514,6 +516,10 @@ struct Forward {
     JALI_DEVICE void end_weights(float (&total)[4]) {
       exponentials<0, kEarly>(total);
       exponentials<1, 0>(total);
+      close_weights(total);
+    }
+    /// Weights, which are summed up, to P.
+    JALI_DEVICE void close_weights(const float (&total)[4]) {
       tile::add_sums(state, rescale, total);
       tile::to_operand<T>(s, p);
       if constexpr (kOptions.dropout) kept.drop(p, a.scores);
@@ -553,6 +559,18 @@ struct Forward {
       }
       tile::add_sums(state, rescale, total);
     }
+    JALI_DEVICE bool sums_are_below(const float (&total)[4], float most) {
+      // NaNs are not below anything.
+      const float sum = maximum_or_nan(total[0] + total[1], total[2] + total[3]);
+      return __all_sync(0xffffffffu, sum <= most);
+    }
+    JALI_DEVICE void look_for_maxima() {
+      take_maximum<0, true, tile::kSmallSlack>();
+      take_maximum<1, true, tile::kSmallSlack>();
+      // What rises may go on to do so.
+      looks =
+          __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) | state.any_new();
+    }
     /// bounded: raw scores to P, where no cell is hidden. finish: the last P V, if that is still to do. PERF: D128
     /// 0.91 of the time by tanh alone, D64 0.86, causal 0.94, windows 0.96, D256 as much; of scores near the cap,
     /// which are looked at in vain, 1.05. Exponentials in the same branch, or it is 1.15; scores that are made again
@@ -574,21 +592,7 @@ struct Forward {
         finish();
         exponentials<1, 0>(total);
       }
-      tile::add_sums(state, rescale, total);
-      tile::to_operand<T>(s, p);
-      if constexpr (kOptions.dropout) kept.drop(p, a.scores);
-    }
-    JALI_DEVICE bool sums_are_below(const float (&total)[4], float most) {
-      // NaNs are not below anything.
-      const float sum = maximum_or_nan(total[0] + total[1], total[2] + total[3]);
-      return __all_sync(0xffffffffu, sum <= most);
-    }
-    JALI_DEVICE void look_for_maxima() {
-      take_maximum<0, true, tile::kSmallSlack>();
-      take_maximum<1, true, tile::kSmallSlack>();
-      // What rises may go on to do so.
-      looks =
-          __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) | state.any_new();
+      close_weights(total);
     }
     JALI_DEVICE void close_row_tile(const Closed& closed) {
       store(closed.tile, closed.inverse);
