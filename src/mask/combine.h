@@ -31,6 +31,38 @@ template <class M>
 concept IsLightByKey =
     requires(const M& m, const Frame& f, i32 j, Run rows) { m.seen_by(f, j, rows); };
 
+/// For seen_by(): where the rows are that see a key, if they are one run.
+struct AllRows {
+  /// Rows lo to hi, both included; none if hi < lo.
+  struct Between {
+    static constexpr bool kOneRun = true;
+    i32 lo, hi;
+    JALI_HD friend constexpr Between operator&(Between a, Between b) {
+      return {max_of(a.lo, b.lo), min_of(a.hi, b.hi)};
+    }
+  };
+  /// Any others, and what comes of them.
+  struct Several {
+    static constexpr bool kOneRun = false;
+  };
+  JALI_HD constexpr Between between(i32 lo, i32 hi) const { return {lo, hi}; }
+  template <class Fits>
+  JALI_HD constexpr Several each(Fits) const {
+    return {};
+  }
+};
+template <class X>
+concept OfAllRows = requires { X::kOneRun; };
+JALI_HD constexpr AllRows::Several operator&(OfAllRows auto, OfAllRows auto) { return {}; }
+JALI_HD constexpr AllRows::Several operator|(OfAllRows auto, OfAllRows auto) { return {}; }
+JALI_HD constexpr AllRows::Several operator~(OfAllRows auto) { return {}; }
+
+/// Whether one run of rows sees each key, wherever it is.
+template <class M>
+constexpr bool seen_in_one_run = false;
+template <IsLightByKey M>
+constexpr bool seen_in_one_run<M> = decltype(M{}.seen_by(Frame{}, 0, AllRows{}))::kOneRun;
+
 /// What And and Or share: a pair of everything.
 template <class A, class B>
 struct Pair {

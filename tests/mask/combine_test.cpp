@@ -35,6 +35,14 @@ void check_tree(const M& mask, Meaning meaning) {
         }
       }
     }
+    if constexpr (seen_in_one_run<M>) {
+      for (i32 j = 0; j < f.num_keys; ++j) {
+        const AllRows::Between rows = mask.seen_by(f, j, AllRows{});
+        for (i32 i = 0; i < f.num_rows; ++i) {
+          if (!CHECK_EQ(rows.lo <= i && i <= rows.hi, meaning(i + q_offset, j))) return;
+        }
+      }
+    }
     for (i32 i0 = 0; i0 < f.num_rows; i0 += 4) {
       i32 i1 = min_of(i0 + 4, f.num_rows);
       auto r = mask.rows(f, i0, i1);
@@ -59,6 +67,11 @@ void check_tree(const M& mask, Meaning meaning) {
     }
   }
 }
+
+static_assert(seen_in_one_run<And<leaf::Causal, And<leaf::Window, leaf::Prefix>>>);
+static_assert(!seen_in_one_run<Or<leaf::Causal, leaf::Prefix>>);
+static_assert(!seen_in_one_run<And<Not<leaf::Causal>, leaf::Window>>);
+static_assert(!seen_in_one_run<leaf::Document>);
 
 Scalar number(i32 value) {
   Scalar s;

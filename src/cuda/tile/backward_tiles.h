@@ -69,6 +69,9 @@ struct BackwardTiles {
   // blocks what consumers have added (tell_others), unless consumers do so themselves; then kFinders that
   // look up cells, where consumers cannot tell them by key.
   static constexpr bool kFinds = kMasked && !IsLightByKey<M>;
+  // Where one run of rows sees a key (causal masks, windows), a warp finds the runs of its keys once a head, not for
+  // each partial tile.
+  static constexpr bool kRuns = kMasked && seen_in_one_run<M>;
   // PERF: tiles of 64 keys are looked up by one: 12 causal documents of 8K, D256 770, with two 720 us.
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
   // PERF: not turns of tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09.
@@ -163,6 +166,9 @@ struct BackwardTiles {
     JALI_DEVICE u32 added_empty() const { return barrier(27); }
     /// Bits of a partial tile's cells, [key][kRows / 32].
     JALI_DEVICE u32 cells(u32 n) const { return base + kCells + n % kCellSlots * kCellBytes; }
+    /// kRuns, in the place of cells: first and last row that see a key, and of 16 keys the head that these are of.
+    JALI_DEVICE u32 run(i32 key) const { return base + kCells + key * 8; }
+    JALI_DEVICE u32 head_of_runs(i32 key) const { return run(kKeys) + key / 16 * 4; }
   };
   JALI_DEVICE static void init_barriers(const Shared& sm) {
     barrier_init(sm.k_full(), 1);
@@ -677,22 +683,58 @@ struct BackwardTiles {
     at.f.h = note.h;
     return at;
   }
+  /// kRuns: finds where the rows of query head h are that see a warp's 16 keys, from `first` of the key tile on.
+  JALI_DEVICE static void find_runs(const M& mask, const Item& item, i32 h, i32 first,
+                                    const Shared& sm) {
+    static_assert(!kRuns || kKeys * 8 + kKeys / 4 <= kCellSlots * kCellBytes);
+    if constexpr (kRuns) {
+      const i32 lane = opaque(threadIdx.x & 31), line = first + (lane & 15), key = item.key + line;
+      Frame f = item.f;
+      f.h = h;
+      AllRows::Between rows = mask.seen_by(f, key, AllRows{});
+      if (key >= f.num_keys) rows = {0, -1};
+      __syncwarp();
+      store_shared_if(sm.run(line), rows.lo, lane < 16);
+      store_shared_if(sm.run(line) + 4, rows.hi, lane < 16);
+      store_shared_if(sm.head_of_runs(first), h, lane == 0);
+      __syncwarp();
+    }
+  }
   /// What hiding the cells of a partial tile needs: those of the thread's two keys.
   struct Hiding {
     VisibleBits<kRows / 32> visible;
 
-    JALI_DEVICE void look_up(const M& mask, const CellPlace& at, const Shared& sm, u32 steps,
-                             i32 lane) {
-      if constexpr (kMasked && !kFinds) {
+    /// first: of the warp's keys in the key tile.
+    JALI_DEVICE void look_up(const M& mask, const Item& item, const Note& note, i32 first,
+                             const Shared& sm, u32 steps, i32 lane) {
+      if constexpr (kRuns) {
+        const i32 h = broadcast(note.h), line = first + lane / 4;
+        if (broadcast(load_shared(sm.head_of_runs(first))) != h) {
+          find_runs(mask, item, h, first, sm);
+        }
+        const QuadRun<kRows / 32> rows{note.row + 2 * (lane & 3), kFar};
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          u32 run[2];
+          load_array(sm.run(line + 8 * e), run);
+          visible.words[e] = rows.between(run[0], run[1]);
+        }
+      } else {
+        ask(mask, place(item, note, first, lane), sm, steps, lane);
+      }
+    }
+    JALI_DEVICE void ask(const M& mask, const CellPlace& at, const Shared& sm, u32 steps,
+                         i32 lane) {
+      if constexpr (kFinds) {
+        barrier_wait(sm.cells_full(steps), steps / kNoteSlots & 1);
+        // PERF: not an address that is kept.
+        visible.load(sm.cells(steps) + opaque(at.line) * (kRows / 8), lane);
+      } else if constexpr (kMasked) {
         QuadRun<kRows / 32> rows{at.row, kFar};
         visible.words[0] = mask.seen_by(at.f, at.key, rows);
         // PERF: one key after the other, or what both need would spill.
         asm volatile("" : "+r"(rows.first) : "r"(visible.words[0]));
         visible.words[1] = mask.seen_by(at.f, at.key + 8, rows);
-      } else if constexpr (kFinds) {
-        barrier_wait(sm.cells_full(steps), steps / kNoteSlots & 1);
-        // PERF: not an address that is kept.
-        visible.load(sm.cells(steps) + opaque(at.line) * (kRows / 8), lane);
       } else {
         visible.words[0] = visible.words[1] = ~0u;
       }
@@ -712,7 +754,7 @@ struct BackwardTiles {
         if (!visible.at(n, m / 2, m % 2)) s[4 * n + m] = hidden;
       }
     }
-    JALI_DEVICE void hide_all(float (&s)[kRows / 2], float hidden = 0) const {
+    JALI_DEVICE void hide_all(float (&s)[kRows / 2], float hidden) const {
 #pragma unroll
       for (i32 n = 0; n < kRows / 8; ++n) hide(s, n, hidden);
     }
@@ -722,11 +764,12 @@ struct BackwardTiles {
   /// and what comes of them are not all there at once: they would not fit the registers.
   template <bool kHides, class Take>
   JALI_DEVICE static void weigh_blocks(float (&s)[kRows / 2], const BackwardArgs& a, const M& mask,
-                                       const CellPlace& at, const Shared& sm, u32 steps, i32 lane,
-                                       Take take) {
+                                       const Item& item, const Note& note, i32 first,
+                                       const Shared& sm, u32 steps, i32 lane, Take take) {
+    const CellPlace at = place(item, note, first, lane);
     const Scores scores(a, at, sm.neg_lse(steps % kStages) + (lane & 3) * 8);
     Hiding hiding;
-    if constexpr (kHides) hiding.look_up(mask, at, sm, steps, lane);
+    if constexpr (kHides) hiding.look_up(mask, item, note, first, sm, steps, lane);
 #pragma unroll
     for (i32 n = 0; n < kRows / 8; ++n) {
       u32 slopes[2];

@@ -63,6 +63,7 @@ struct BackwardWide {
   using Shared = typename Tiles::Shared;
   using Notes = typename Tiles::Notes;
   using Item = typename Tiles::Item;
+  using Note = typename Tiles::Note;
   static_assert(Tiles::kSharedBytes == kTile.shared_bytes &&
                 kTile.shared_bytes <= kMostSharedBytes);
   static constexpr i32 kStages = Tiles::kStages;
@@ -116,10 +117,9 @@ struct BackwardWide {
       for (i32 j = 0; j < 8; ++j) add_four_if(to + j * 128, x + 4 * j, due);
     }
 
-    JALI_DEVICE tile::CellPlace place() {
-      return Tiles::place(notes->item[(items - 1) % 4], notes->note[steps % Tiles::kNoteSlots],
-                          warp * 16, lane);
-    }
+    JALI_DEVICE const Item& item() const { return notes->item[(items - 1) % 4]; }
+    JALI_DEVICE const Note& note() const { return notes->note[steps % Tiles::kNoteSlots]; }
+    JALI_DEVICE tile::CellPlace place() { return Tiles::place(item(), note(), warp * 16, lane); }
     /// Value side: draws the numbers of dropout for the row tile.
     JALI_DEVICE void draw() {
       if constexpr (kOptions.dropout)
@@ -134,7 +134,7 @@ struct BackwardWide {
       if (kSendsSlopes) barrier_wait(ds_full(sm, (steps + 1) % 2), (steps - 1) / 2 & 1);
       u32 sent[4], sent_slopes[4];
       Tiles::template weigh_blocks<kHides>(
-          x, a, mask, place(), sm, steps, lane,
+          x, a, mask, item(), note(), warp * 16, sm, steps, lane,
           [&](i32 n, const u32(&p)[2], const u32(&slopes)[2]) {
 #pragma unroll
             for (i32 e = 0; e < 2; ++e) {
@@ -171,8 +171,8 @@ struct BackwardWide {
         for (i32 n = 0; n < 32; ++n) x[n] = exp2_fast(x[n] * a.scale_log2);
         if constexpr (kHides) {
           typename Tiles::Hiding hiding;
-          hiding.look_up(mask, place(), sm, steps, lane);
-          hiding.hide_all(x);
+          hiding.look_up(mask, item(), note(), warp * 16, sm, steps, lane);
+          hiding.hide_all(x, 0);
         }
 #pragma unroll
         for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
@@ -216,8 +216,7 @@ struct BackwardWide {
       __syncwarp();
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
       if constexpr (kWanted.keys) {
-        Scores::add_keys(Scores::sum_keys(x, lane), a, place(), notes->item[(items - 1) % 4].h_kv,
-                         lane);
+        Scores::add_keys(Scores::sum_keys(x, lane), a, place(), item().h_kv, lane);
       }
       if constexpr (kWanted.per_cell()) Scores::emit(x, a, place(), lane);
     }
@@ -310,9 +309,13 @@ struct BackwardWide {
 
     /// A key tile: all its row tiles.
     JALI_DEVICE void run_item() {
+      if (!kKeySide) {
+        const Item& item = notes->item[items % 4];  // the next one
+        Tiles::find_runs(mask, item, item.f.h, warp * 16, sm);
+      }
       barrier_wait(sm.k_full(), items & 1);
       barrier_wait(sm.v_full(), items & 1);
-      if (items > 0) Tiles::end_item(a, sm, notes->item[(items - 1) % 4], items - 1);
+      if (items > 0) Tiles::end_item(a, sm, item(), items - 1);
       ++items;
 #pragma unroll
       for (i32 n = 0; n < kDim / 2; ++n) sum[n] = 0;
@@ -340,7 +343,7 @@ struct BackwardWide {
       }
       if (kBlocks == 0) barrier_arrive_if(sm.k_empty(), lane == 0);
       // The loader is at most two items ahead: it leaves this one's slot alone.
-      const Item& item = notes->item[(items - 1) % 4];
+      const Item& item = this->item();
       if constexpr (kKeySide) {
         Tiles::template store<false>(sum, a.scale, a.dk, a.dk_strides, a.D, item, warp * 16, lane);
       } else {
@@ -353,7 +356,7 @@ struct BackwardWide {
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
       while (!(flags & Tiles::kEnd)) run_item();
-      if (items > 0) Tiles::end_item(a, sm, notes->item[(items - 1) % 4], items - 1);
+      if (items > 0) Tiles::end_item(a, sm, item(), items - 1);
       Tiles::end(sm, items, steps);
     }
   };

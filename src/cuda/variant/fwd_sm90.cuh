@@ -652,7 +652,7 @@ struct Forward {
         });
       } else {
         if (kOptions.adjusts()) adjust<kAny>();
-        if constexpr (kAny) bits.hide(s, -infinity());
+        if constexpr (kAny) bits.template hide<!kOptions.loads()>(s);
         if constexpr (kAny) state.begin_if(opens);
         float total[4] = {0, 0, 0, 0};
         begin_weights<kAny || kOptions.loads()>(total);
