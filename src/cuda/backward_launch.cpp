@@ -20,17 +20,22 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
 /// As many KV heads as have q, dout and the sum of dq of their query heads in a part of the L2 cache.
 /// PERF: D128, 256 heads of 1K tokens: 770 us with 2 to 8 heads, 890 with 64; no matter at 16K.
 /// Deterministic: each key tile of a head waits for the one before, so that more heads are worked on at once. With a
-/// mask at most 16 key tiles of each; without, as many heads as L2 still holds, since all go through all rows.
+/// mask at most 16 key tiles of each, but fewer heads where L2 holds little of one; without, as many as L2 still holds,
+/// since all go through all rows.
 /// PERF (H100, us of 1, 2, 4, 8, 9 heads; * not deterministic): 16 heads of 16K, D128: -, 9240, 9420, 11340, 11730
 /// (* 8580), causal -, 5280, 4950, 4900, 4780 (* 4300); of 8K: -, -, 2320 to 2390, 2440, 2420 to 2470 (* 2160);
-/// 8 groups of 4 heads of 16K, causal: 14120, -, 10720, 9980, 10090 (* 8810).
+/// 8 groups of 4 heads of 16K, causal: 14120, -, 10720, 9980, 10090 (* 8810). Of 3, 4, 6, 9 heads: D256 16K causal
+/// 7650, 7610, 7770, 8430 (* 5860); D128 32K, windows of 1024 1810, 1880, 1900, 1960, 12 causal documents 5900, 5510,
+/// 5640, 5650, by ids 5900, 5700, 5750, 5840.
 i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 num_sms) {
-  constexpr i64 kBytes = 8 << 20, kCached = 32 << 20;
+  constexpr i64 kBytes = 8 << 20, kCached = 32 << 20, kBehindOthers = 144 << 20;
   const i64 per_query_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv), 1);
   i64 least = 1;
   if (p.deterministic) {
     least = ceil_div(num_sms, 16);
-    if (p.mask->trivial()) least = clamp_to<i64>(kCached / per_query_head, 1, least);
+    least = p.mask->trivial()
+                ? clamp_to<i64>(kCached / per_query_head, 1, least)
+                : clamp_to<i64>(kBehindOthers / per_query_head, min_of<i64>(4, least), least);
   }
   const i64 all = max_of(heads, 1);
   i64 wanted = min_of(max_of(kBytes / (per_query_head * (p.Hq / p.Hkv)), least), all);
