@@ -20,8 +20,9 @@
 //                                          a lone between() and what & makes of two may be a run yet.
 //                                          GPU kernels call it between MMAs (light leaves)
 //   seen_by(frame, j, rows)                optional, the same the other way round: which of some rows
-//                                          see key j, by rows.between() or rows.each(); GPU kernels note the
-//                                          two ends of a lone between(), or of what & makes of several, once
+//                                          see key j, by rows.between() or rows.each(). Of a lone between(),
+//                                          or what & makes of some, GPU kernels note the two ends once, so
+//                                          that these may come from tables
 //   kRelative = true                       optional: row i sees key j as row i + n sees key j + n
 //   kEven = true                           optional, of a leaf with seen_by(): a key is seen by about as
 //                                          many rows as the next one, or fewer: the backward needs no map

@@ -126,6 +126,22 @@ TEST(and_or_not_follow_their_meaning) {
   check_tree(tautology, [](i32, i32) { return true; });
 }
 
+TEST(keys_of_tables_are_seen_by_one_run_of_rows) {
+  u8 keep[26];
+  i32 start[26], end[26];
+  for (i32 j = 0; j < 26; ++j) {
+    keep[j] = j % 5 != 2;
+    start[j] = j % 7 == 3 ? -kFar : j / 2 - 4;
+    end[j] = j % 6 == 1 ? kFar : j % 11 == 5 ? -kFar : j + 3;
+  }
+  And<leaf::KeyPadding, leaf::KeyInterval> mask;
+  mask.a.keep = {keep, 0, 0, 1, 26};
+  mask.b.start = {start, 0, 0, 1, 26};
+  mask.b.end = {end, 0, 0, 1, 26};
+  static_assert(seen_in_one_run<And<leaf::KeyPadding, leaf::KeyInterval>>);
+  check_tree(mask, [&](i32 p, i32 j) { return keep[j] && start[j] <= p && p < end[j]; });
+}
+
 // Which keys a row sees, against the cells.
 TEST(neighborhoods_see_their_keys) {
   const leaf::Neighborhood all[] = {

@@ -2,9 +2,13 @@
 // BACKWARD_OPTIONS(kernel, name, T, D, Dv, mask, ordered, options, wanted): both in parentheses.
 #pragma once
 
+#include "cuda/kernel/stored.h"
 #include "cuda/variant/bwd_sm90.cuh"
 #include "cuda/variant/bwd_sm90_wide.cuh"
 #include "mask/leaf/causal.h"
+#include "mask/leaf/document.h"
+#include "mask/leaf/key_interval.h"
+#include "mask/leaf/key_padding.h"
 #include "mask/leaf/prefix.h"
 #include "mask/leaf/window.h"
 #include "mask/predicate_generated.h"
@@ -13,6 +17,9 @@ using namespace jali;
 using namespace jali::cuda;
 
 using Streaming = And<leaf::Causal, Or<leaf::Window, leaf::Prefix>>;
+using Documents = And<leaf::Causal, Stored<leaf::Document>>;
+using Padded = And<leaf::Causal, Stored<leaf::KeyPadding>>;
+using KeyIntervals = Stored<leaf::KeyInterval>;
 
 #define BACKWARD_KERNELS(name, T, M)                                                           \
   extern "C" __global__ void __launch_bounds__(384, 1)                                         \

@@ -68,10 +68,11 @@ struct BackwardTiles {
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
   // blocks what consumers have added (tell_others), unless consumers do so themselves; then kFinders that
   // look up cells, where consumers cannot tell them by key.
-  static constexpr bool kFinds = kMasked && !IsLightByKey<M>;
-  // Where one run of rows sees a key (causal masks, windows), a warp finds the runs of its keys once a head, not for
-  // each partial tile.
+  // Where one run of rows sees a key (causal masks, windows, paddings), a warp finds the runs of its keys once a head,
+  // not for each partial tile; so that they may come from tables.
   static constexpr bool kRuns = kMasked && seen_in_one_run<M>;
+  static constexpr bool kFinds =
+      kMasked && !kRuns && (M::kColsReadTables || M::kRowsReadTables || !IsLightByKey<M>);
   // PERF: tiles of 64 keys are looked up by one: 12 causal documents of 8K, D256 770, with two 720 us.
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
   // PERF: not turns of tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09.

@@ -158,7 +158,8 @@ struct Backward {
     const M& mask;
     const Shared& sm;
     const Notes* notes;
-    i32 wg, warp, lane;  // warp: of the consumers, 0 to 7
+    i32 warp, lane;  // warp: of the consumers, 0 to 7
+    JALI_DEVICE i32 wg() const { return warp / 4; }  // warpgroup
     /// Of the warp's in the key tile. PERF: opaque, or it would spill.
     JALI_DEVICE i32 first_key() const { return 16 * opaque(warp); }
 
@@ -185,8 +186,8 @@ struct Backward {
     JALI_DEVICE u32 items() const { return counts & 3; }
     /// This warpgroup's part of dQ = dS K.
     JALI_DEVICE void multiply_dq(u32 buffer) {
-      const u32 x = descriptor(ds_buffer(sm, buffer) + (kSplitsRows ? wg * kKHalf : 0), 16);
-      const u32 k = descriptor(sm.k() + (kSplitsRows ? 0 : wg * kKHalf), 16);
+      const u32 x = descriptor(ds_buffer(sm, buffer) + (kSplitsRows ? wg() * kKHalf : 0), 16);
+      const u32 k = descriptor(sm.k() + (kSplitsRows ? 0 : wg() * kKHalf), 16);
 #pragma unroll
       for (i32 t = 0; t < kKeys / 16; ++t) {
         Wgmma<T, 64, true>::template ss<true>(dq(), x + t * (2048 / 16), k + t * (2048 / 16),
@@ -352,7 +353,7 @@ struct Backward {
       fence_async();
       __syncwarp();
       Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
-      const u32 bytes = (kSplitsRows || wg == 1 ? kOddBlocks : 8) * 512;
+      const u32 bytes = (kSplitsRows || wg() == 1 ? kOddBlocks : 8) * 512;
       add_bulk_if(a.dq_sum + i64(last_number) * kTile.dq_floats + warp * 1024, from, bytes,
                   due & lane == 0);
       bulk_commit();
@@ -387,10 +388,10 @@ struct Backward {
         tie(dp);
         wgmma_fence();
         Tiles::multiply_statistic(s, sm, sm.neg_lse(stage));
-        Tiles::template multiply_dim<kD>(s, sm.k() + wg * 8192, sm.q(stage));
+        Tiles::template multiply_dim<kD>(s, sm.k() + wg() * 8192, sm.q(stage));
         wgmma_commit();
         Tiles::multiply_statistic(dp, sm, sm.neg_delta(stage));
-        Tiles::template multiply_dim<kDv>(dp, sm.v() + wg * 8192, sm.o(stage));
+        Tiles::template multiply_dim<kDv>(dp, sm.v() + wg() * 8192, sm.o(stage));
         wgmma_commit();
       }
       // PERF: shared memory answers late while the tensor cores read it. Where a key tile ends, nobody
@@ -498,7 +499,7 @@ struct Backward {
       if constexpr (kSkips) {
         Hiding hiding;
         look_up(hiding);
-        if (broadcast(named_any(1 + wg, 128, hiding.shows()))) {
+        if (broadcast(named_any(1 + wg(), 128, hiding.shows()))) {
           step<Sees::kSome>(hiding);
         } else {
           step<Sees::kNothing>();
@@ -566,9 +567,9 @@ struct Backward {
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps);
         },
-        [&](const Shared& sm, const Notes* notes, i32 wg) {
+        [&](const Shared& sm, const Notes* notes, i32) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) - 4;
-          Consumer c{a, mask, sm, notes, wg, warp, lane};
+          Consumer c{a, mask, sm, notes, warp, lane};
           i32 row, h;
           Tiles::next_note(sm, 0, c.flags, c.number, c.turn, row, h);
           while (!(c.flags & Tiles::kEnd)) c.run_item();

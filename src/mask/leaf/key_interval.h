@@ -33,6 +33,13 @@ struct KeyInterval {
             end.given() ? end.at(f.b, f.h, f.k_start, j) : kFar};
   }
   JALI_HD bool visible(Row r, Col c) const { return (c.start <= r.p) & (r.p < c.end); }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
+    const Col c = col(f, j);
+    const i64 p0 = position(f, offset, 0);
+    return rows.between(c.start == -kFar ? -kFar : saturate(c.start - p0),
+                        c.end == kFar ? kFar : saturate(c.end - p0 - 1));
+  }
 
   using RowBlock = Range;  // positions
   using ColBlock = Intervals;

@@ -23,6 +23,10 @@ struct KeyPadding {
   JALI_HD Row row(const Frame&, i32) const { return {}; }
   JALI_HD Col col(const Frame& f, i32 j) const { return {keep.at(f.b, f.h, f.k_start, j) != 0}; }
   JALI_HD bool visible(Row, Col c) const { return c.keep != 0; }
+  template <class Rows>
+  JALI_HD auto seen_by(const Frame& f, i32 j, Rows rows) const {
+    return rows.between(col(f, j).keep ? -kFar : kFar, kFar);
+  }
 
   using RowBlock = Row;
   /// Is any key kept, are all?
