@@ -159,7 +159,8 @@ struct Backward {
     const Shared& sm;
     const Notes* notes;
     i32 warp, lane;  // warp: of the consumers, 0 to 7
-    JALI_DEVICE i32 wg() const { return warp / 4; }  // warpgroup
+    /// The warpgroup. PERF: not a register of its own, and beside a staged bias made anew, or they would spill.
+    JALI_DEVICE i32 wg() const { return (kStagesBias ? opaque(warp) : warp) / 4; }
     /// Of the warp's in the key tile. PERF: opaque, or it would spill.
     JALI_DEVICE i32 first_key() const { return 16 * opaque(warp); }
 
