@@ -4,9 +4,10 @@
 // Leaves are asked one by one, and their bits combined as the tree says. A leaf that has words gives
 // them, of rows; where lines are keys, it is asked by key if it is light so, and else its words are
 // transposed. Of another a warp looks up its lines and what lies across them. Then either neighbours
-// across are mostly alike (documents), and a lane asks once for each run of them, or, unless all cells
-// are known to be of one class, it asks cell by cell. PERF: shuffles take hundreds of cycles beside the
-// tensor cores, so that few wait for each other.
+// across are mostly alike (documents), and a lane asks once for each run of them, or, if one run of
+// rows sees each key, it is asked by key and the words are transposed, or, unless all cells are known
+// to be of one class, it asks cell by cell. PERF: shuffles take hundreds of cycles beside the tensor
+// cores, so that few wait for each other.
 #pragma once
 
 #include "cuda/kernel/stored.h"
@@ -193,7 +194,7 @@ constexpr bool is_unsure = any_leaf<HasUnsure, M>;
 /// share the runs.
 template <bool kKeyLines, bool kClasses, i32 kLines, i32 kWords, class L, class At>
 JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords>& found) {
-  if constexpr (HasWord<L> && (!kKeyLines || IsLightByKey<L>)) {
+  if constexpr (kKeyLines ? seen_in_one_run<L> || (HasWord<L> && IsLightByKey<L>) : HasWord<L>) {
     const TileAt t = at();
 #pragma unroll
     for (i32 n = 0; n < kLines; ++n) {
@@ -242,6 +243,33 @@ JALI_DEVICE void find_words(const L& leaf, At at, i32 lane, Found<kLines, kWords
     }
     if constexpr (kByRuns) {
       return;
+    } else if constexpr (seen_in_one_run<L>) {          // where lines are keys, it was asked by key
+      constexpr i32 kAtOnce = kLines % 2 ? kWords : 1;  // words are transposed in pairs
+#pragma unroll 1
+      for (i32 w = 0; w < kWords; w += kAtOnce) {
+        const TileAt t = at();
+        const i32 last_row = t.row + 32 * kLines - 1;
+        Found<kLines, kAtOnce> some;
+#pragma unroll
+        for (i32 x = 0; x < kAtOnce; ++x) {
+          const AllRows::Between rows = leaf.seen_by(t.f, t.key + 32 * (w + x) + lane, AllRows{});
+          const i32 begin = max_of(rows.lo, t.row) - t.row;
+          const i32 end = max_of(min_of(rows.hi, last_row), t.row - 1) - (t.row - 1);
+#pragma unroll
+          for (i32 n = 0; n < kLines; ++n) {
+            some.words[n][x] = ptx::bit_mask(0, max_of(end - 32 * n, 0)) &
+                               ~ptx::bit_mask(0, max_of(begin - 32 * n, 0));
+          }
+        }
+        transpose(some, lane);
+#pragma unroll
+        for (i32 x = 0; x < kAtOnce; ++x) {
+          u32 last[kLines];
+#pragma unroll
+          for (i32 n = 0; n < kLines; ++n) last[n] = some.words[n][x];
+          found.push(last);
+        }
+      }
     } else if constexpr (kClasses && !is_unsure<L>) {
       static_assert(!kKeyLines);
       // A lane for each word.
