@@ -190,9 +190,10 @@ def dropout_numbers(
     """The 15-bit number of every cell, int64 [B, H, Lq, Lk]; the dropped cells have the smallest
     ones, or if more than half are dropped the kept cells.
 
-    Philox4x32 with 7 rounds: key = seed, counter = (4 (j // 16) + j % 8 // 2, 4 (i // 16) + i % 8
-    // 2, h, b). Cell (i, j) has word 2 (i % 2) + j // 8 % 2 of it, rotated right by 8 bits if
-    i // 8 % 2, and of that the low half for even j, the high half for odd j, without its top bit.
+    Philox4x32 with 7 rounds: key = seed, counter = (4 (j // 128) + j % 8 // 2, 4 (i // 64) + i % 8
+    // 2, h, b), gives words x. Cell (i, j) has x[0] e f + x[1] e + x[2] f + x[3] modulo 2^32, with
+    e and f the constants number j % 128 // 8 and i % 64 // 8 * 2 + i % 2, and of that the low half
+    for even j, the high half for odd j, without its top bit.
     """
     low = 0xFFFFFFFF
     sizes = (first_sequence, B), (0, H), (0, Lq), (0, Lk)
@@ -202,7 +203,7 @@ def dropout_numbers(
         )
         for dim, (start, n) in enumerate(sizes)
     )
-    x = torch.broadcast_tensors(*(n // 16 * 4 + n % 8 // 2 for n in (j, i)), h, b)
+    x = torch.broadcast_tensors(j // 128 * 4 + j % 8 // 2, i // 64 * 4 + i % 8 // 2, h, b)
     keys = (seed & low, (seed >> 32) & low)
     for _ in range(7):
         # int64 products wrap, but their bits are right; shifts keep the sign, which the & removes.
@@ -214,6 +215,13 @@ def dropout_numbers(
             first & low,
         )
         keys = (keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low
-    word = torch.stack(x).gather(0, (i % 2 * 2 + j // 8 % 2).expand(1, B, H, Lq, Lk))[0]
-    word = torch.where(i // 8 % 2 == 1, word >> 8 | (word & 0xFF) << 24, word)
+    constants = torch.tensor(DROPOUT_FACTORS, device=device)
+    e, f = constants[j % 128 // 8], constants[i % 64 // 8 * 2 + i % 2]
+    word = ((x[0] * f + x[1]) & low) * e + x[2] * f + x[3]
     return word >> j % 2 * 16 & 0x7FFF
+
+
+DROPOUT_FACTORS = [  # the fraction of pi, the last digits counting
+    0x243F6A80, 0x85A308D1, 0x13198A22, 0x03707343, 0xA4093824, 0x299F31D5, 0x082EFA96, 0xEC4E6C87,
+    0x452821E8, 0x38D01379, 0xBE5466CA, 0x34E90C6B, 0xC0AC29BC, 0xC97C50DD, 0x3F84D5BE, 0xB547091F,
+]  # fmt: skip

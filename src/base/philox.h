@@ -1,16 +1,20 @@
 // Random numbers of dropout: addressed by (seed, b, h, i, j), so that every backend, tile shape and
 // number of threads drops the same cells.
 //
-// One Philox4x32-7 call per 16 cells, those of rows {i, i + 1, i + 8, i + 9} and keys {j, j + 1, j + 8, j + 9}
-// (even i % 8, j % 8, below 8): what one thread has of a 16 x 16 block of scores, or of their transpose, in the
-// layout of the GPU's accumulators, but for one exchange. key = the seed (low word, high word), counter =
-// (4 (j / 16) + j % 8 / 2, 4 (i / 16) + i % 8 / 2, h, b).
+// One Philox4x32-7 call per 512 cells: of 64 rows and 128 keys, from multiples of these on, the rows of one
+// i % 8 / 2 and the keys of one j % 8 / 2. key = the seed (low word, high word), counter = (4 (j / 128) + j % 8 / 2,
+// 4 (i / 64) + i % 8 / 2, h, b). Its words a, b, c, d give keys j and j + 1, for even j, of row i the word
 //
-// Rows of i % 2 and keys of j / 8 % 2 have word 2 (i % 2) + j / 8 % 2: for the key with j % 2 its low or high
-// half, for rows with i / 8 % 2 = 1 the same of the word rotated right by 8 bits. The low 15 bits are the
-// cell's number. So a word gives four numbers; each byte is the more significant one of one number and the less
-// significant one of another. A number alone is uniform; the correlation of two cells that share a byte is below
-// 0.01, and that of others 0.
+//     a e f + b e + c f + d  (modulo 2^32),  e = kDropoutFactors[j % 128 / 8],
+//                                            f = kDropoutFactors[i % 64 / 8 * 2 + i % 2],
+//
+// the first key its low half, the other one its high half. The low 15 bits of that are the cell's number. A number is
+// uniform, and any two are independent, but for their last three bits, as in Carter and Wegman's universal classes of
+// hash functions (1979): b or c or d is in one of them alone, times an odd number and at most 8. So sums of what is
+// kept have the mean and the variance that they have where each cell has numbers of its own.
+// PERF: rows i and i + 8 and all keys of a tile are what a GPU thread has of S, keys j and j + 8 and all rows of a tile
+// what it has of its transpose: one call each, and as a e f + ... = (a f + b) e + (c f + d) = (a e + c) f + (b e + d), a
+// multiplication for two cells.
 #pragma once
 
 #include "base/hd.h"
@@ -50,19 +54,38 @@ JALI_HD Philox philox4x32_7(u64 seed, u32 c0, u32 c1, u32 c2, u32 c3) {
   return {{c0, c1, c2, c3}};
 }
 
-/// The call that a cell belongs to: counter[0] and counter[1] by key and row.
-JALI_HD u32 dropout_counter(i32 at) {
-  const u32 n = static_cast<u32>(at);
-  return n / 16 * 4 + n % 8 / 2;
+/// The first 16 words of the fraction of pi, their low four bits replaced by their index: no difference of two has more
+/// than three factors of 2.
+constexpr u32 kDropoutFactors[16] = {
+    0x243F6A80, 0x85A308D1, 0x13198A22, 0x03707343, 0xA4093824, 0x299F31D5, 0x082EFA96, 0xEC4E6C87,
+    0x452821E8, 0x38D01379, 0xBE5466CA, 0x34E90C6B, 0xC0AC29BC, 0xC97C50DD, 0x3F84D5BE, 0xB547091F};
+/// Indices there: of row i, of keys j and j ^ 1.
+JALI_HD u32 dropout_factor_of_row(u32 i) { return i % 64 / 8 * 2 + i % 2; }
+JALI_HD u32 dropout_factor_of_key(u32 j) { return j % 128 / 8; }
+
+/// The call that a cell belongs to.
+JALI_HD Philox dropout_call(u64 seed, u32 b, u32 h, u32 i, u32 j) {
+  return philox4x32_7(seed, j / 128 * 4 + j % 8 / 2, i / 64 * 4 + i % 8 / 2, h, b);
 }
 
-/// A word as rows with i / 8 % 2 = 1 read it.
-JALI_HD u32 dropout_turned(u32 word) { return word >> 8 | word << 24; }
+/// What a call says of a row, or of a pair of keys: words are `times` times the factor of the other, plus `plus`.
+struct DropoutLine {
+  u32 times, plus;
 
-/// The number of cell (i, j) of its call, below 32768.
-JALI_HD u32 dropout_number(const Philox& x, i32 i, i32 j) {
-  const u32 word = x.word[i % 2 * 2 + j / 8 % 2];
-  return (i / 8 % 2 ? dropout_turned(word) : word) >> (j % 2 * 16) & 0x7fff;
+  JALI_HD static DropoutLine of_row(const Philox& x, u32 factor) {
+    return {x.word[0] * factor + x.word[1], x.word[2] * factor + x.word[3]};
+  }
+  JALI_HD static DropoutLine of_keys(const Philox& x, u32 factor) {
+    return {x.word[0] * factor + x.word[2], x.word[1] * factor + x.word[3]};
+  }
+  JALI_HD u32 word(u32 factor) const { return times * factor + plus; }
+};
+
+/// The number of a cell, below 32768. Kernels find those of many cells at once.
+JALI_HD u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
+  const Philox x = dropout_call(seed, b, h, i, j);
+  const DropoutLine row = DropoutLine::of_row(x, kDropoutFactors[dropout_factor_of_row(i)]);
+  return row.word(kDropoutFactors[dropout_factor_of_key(j)]) >> j % 2 * 16 & 0x7fff;
 }
 
 /// Cells dropped of 32768: 0 keeps everything, 32768 nothing.

@@ -93,11 +93,10 @@ void expect_result(const char* name, const TensorView& t, const TensorView& like
   }
 }
 
-/// The 15-bit dropout number of a cell. 16 x 16 blocks of cells have 16 calls of Philox4x32-7, each for two pairs of
-/// rows, 8 apart, and two pairs of keys, 8 apart. A word belongs to the first or second rows of the pairs and to one
-/// pair of keys; its halves to those keys, as it is for the upper pair of rows, for the lower one rotated by 8.
+/// The 15-bit dropout number of a cell. Blocks of 64 rows and 128 keys have 16 calls of Philox4x32-7, by the pairs of
+/// rows and of keys in each 8 that they are for. Such a pair of keys has a word of a row, bilinear in two constants.
 u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
-  u32 x[4] = {j / 16 * 4 + j % 8 / 2, i / 16 * 4 + i % 8 / 2, h, b};
+  u32 x[4] = {j / 128 * 4 + j % 8 / 2, i / 64 * 4 + i % 8 / 2, h, b};
   u32 key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
   for (int round = 0; round < 7; ++round) {
     const u64 even = u64{0xD2511F53} * x[0], odd = u64{0xCD9E8D57} * x[2];
@@ -107,8 +106,13 @@ u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
     key[0] += 0x9E3779B9;
     key[1] += 0xBB67AE85;
   }
-  const u32 word = x[i % 2 * 2 + j / 8 % 2];
-  return std::rotr(word, i / 8 % 2 ? 8 : 0) >> (j % 2 * 16) & 0x7fff;
+  constexpr u32 kPi[] = {0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0,
+                         0x082EFA98, 0xEC4E6C89, 0x452821E6, 0x38D01377, 0xBE5466CF, 0x34E90C6C,
+                         0xC0AC29B7, 0xC97C50DD, 0x3F84D5B5, 0xB5470917};
+  auto constant = [&](u32 n) { return kPi[n] / 16 * 16 + n; };
+  const u32 row = constant(i / 8 % 8 * 2 + i % 2), keys = constant(j / 8 % 16);
+  const u32 word = x[0] * row * keys + x[1] * keys + x[2] * row + x[3];
+  return word >> (j % 2 * 16) & 0x7fff;
 }
 
 /// The cells of row i: the mask's expression over what each leaf calls visible.

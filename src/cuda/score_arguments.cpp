@@ -76,6 +76,8 @@ ScoreArgs score_arguments(Call& call) {
     a.dropout_limit = rule.limit * 0x10001;
     a.dropout_keeps = rule.keeps ? 0xffffffff : 0;
     a.keep_scale = static_cast<float>(dropout_scale(threshold));
+    a.kept_base = rule.keeps ? 0 : a.keep_scale;
+    a.kept_step = rule.keeps ? a.keep_scale : -a.keep_scale;
     a.seed = p.seed_on_gpu ? reinterpret_cast<const u64*>(p.seed_on_gpu) : call.upload(p.seed);
   }
   return a;

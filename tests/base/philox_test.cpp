@@ -1,6 +1,9 @@
 // The generator against Random123's published answers, and how dropout reads it.
 #include "base/philox.h"
 
+#include <cmath>
+#include <vector>
+
 #include "check.h"
 
 using namespace jali;
@@ -23,22 +26,58 @@ TEST(published_answers_of_philox4x32_7) {
   }
 }
 
-TEST(sixteen_numbers_of_one_call) {
-  const Philox x = {{0xffff0000, 0x81234567, 0x00000000, 0x80ff7fff}};
-  // Row 0: halves of the words 0 and 1, without their top bits; row 8: the words are 0x00ffff00 and 0x67812345.
-  const int keys[] = {0, 1, 8, 9};
-  const u32 want[4][4] = {{0, 0x7fff, 0x4567, 0x0123},
-                          {0, 0, 0x7fff, 0x00ff},
-                          {0x7f00, 0x00ff, 0x2345, 0x6781},
-                          {0, 0, 0x7f7f, 0x7f80}};
-  const int rows[] = {0, 1, 8, 9};
-  for (int r = 0; r < 4; ++r) {
-    for (int c = 0; c < 4; ++c) CHECK_EQ(dropout_number(x, rows[r], keys[c]), want[r][c]);
+TEST(numbers_of_a_call) {
+  // Rows 5 and 12 of a block of 64 have factors 1 and 2, keys 16 and 41 of a block of 128 factors 2 and 5.
+  const u64 seed = 0x123456789abcdef0;
+  const Philox x = philox4x32_7(seed, 4 * 3 + 0, 4 * 2 + 2, 7, 1);
+  auto word = [&](u32 e, u32 f) {
+    return x.word[0] * e * f + x.word[1] * e + x.word[2] * f + x.word[3];
+  };
+  const u32* const factors = kDropoutFactors;
+  CHECK_EQ(dropout_number(seed, 1, 7, 128 + 5, 384 + 16), word(factors[2], factors[1]) & 0x7fff);
+  CHECK_EQ(dropout_number(seed, 1, 7, 128 + 12, 384 + 41),
+           word(factors[5], factors[2]) >> 16 & 0x7fff);
+  // By keys, as the backward has them, it is the same.
+  CHECK_EQ(DropoutLine::of_keys(x, factors[5]).word(factors[2]), word(factors[5], factors[2]));
+  for (int n = 0; n < 16; ++n) {
+    CHECK_EQ(factors[n] % 16, u32(n));
   }
-  // Any two rows, and any two keys, that are equal but for bits 0 and 3 share a call.
-  CHECK_EQ(dropout_counter(0), dropout_counter(9));
-  CHECK_EQ(dropout_counter(38), 11u);
-  CHECK_EQ(dropout_counter(47), 11u);
+}
+
+/// Over many calls: how often a cell is dropped, and two of a call together, against what chance would make of it.
+TEST(cells_of_a_call_are_independent) {
+  const int cells = 512, calls = 20000;
+  for (double p : {0.1, 0.5}) {
+    const u32 limit = dropout_threshold(p);
+    std::vector<int> alone(cells), both(cells);
+    double squares = 0;
+    for (int n = 0; n < calls; ++n) {
+      std::vector<bool> dropped;
+      for (u32 row = 0; row < 16; ++row) {
+        for (u32 key = 0; key < 32; ++key) {
+          const u32 i = 64 * n + row / 2 * 8 + row % 2, j = key / 2 * 8 + key % 2;
+          dropped.push_back(dropout_number(5, 0, 0, i, j) < limit);
+        }
+      }
+      int count = 0;
+      for (int c = 0; c < cells; ++c) {
+        const int other = (c + 1 + n % 5 * 53) % cells;
+        alone[c] += dropped[c];
+        both[c] += dropped[c] && dropped[other];
+        count += dropped[c];
+      }
+      squares += (count - cells * p) * (count - cells * p);
+    }
+    auto is_near = [&](double count, double chance) {
+      return std::abs(count - calls * chance) < 5 * std::sqrt(calls * chance * (1 - chance));
+    };
+    for (int c = 0; c < cells; ++c) {
+      CHECK(is_near(alone[c], p));
+      CHECK(is_near(both[c], p * p));
+    }
+    // The variance of their number, as of independent ones.
+    CHECK(std::abs(squares / calls / (cells * p * (1 - p)) - 1) < 0.05);
+  }
 }
 
 TEST(threshold_rule_and_scale) {

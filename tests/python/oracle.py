@@ -330,7 +330,7 @@ def classes(
     return np.where(seen == 0, 0, np.where(seen == size, 2, 1)).astype(np.int8)
 
 
-# ---- dropout: Philox4x32-7, sixteen calls for 16 x 16 cells of a head ----
+# ---- dropout: Philox4x32-7, sixteen calls for 64 x 128 cells of a head ----
 
 
 def philox(counter: np.ndarray, key: tuple[int, int], rounds: int = 7) -> np.ndarray:
@@ -350,17 +350,26 @@ def philox(counter: np.ndarray, key: tuple[int, int], rounds: int = 7) -> np.nda
 
 def dropout_numbers(seed: int, B: int, H: int, Lq: int, Lk: int, first_b: int = 0) -> np.ndarray:
     """int64 [B, H, Lq, Lk] of 15-bit numbers."""
-    rows, keys = -(-Lq // 16), -(-Lk // 16)  # blocks; a call's number in its block is (row, key)
+    rows, keys = -(-Lq // 64), -(-Lk // 128)  # blocks; a call's number in its block is (row, key)
     b, h, i, j = np.meshgrid(*map(np.arange, (B, H, 4 * rows, 4 * keys)), indexing="ij")
     counter = np.stack([j, i, h, b + first_b], axis=-1)
-    words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
-    turned = words >> np.uint64(8) | (words & np.uint64(0xFF)) << np.uint64(24)
-    words = np.stack([words, turned], axis=-2)  # the rows of 0 to 7, of 8 to 15
-    halves = np.stack([words & np.uint64(0x7FFF), words >> np.uint64(16) & np.uint64(0x7FFF)], -1)
-    # [B, H, block of rows, a, block of keys, c, rows + 8, row parity, keys + 8, key parity]
-    cells = halves.reshape(B, H, rows, 4, keys, 4, 2, 2, 2, 2)
-    cells = cells.transpose(0, 1, 2, 6, 3, 7, 4, 8, 5, 9).reshape(B, H, 16 * rows, 16 * keys)
-    return cells[:, :, :Lq, :Lk].astype(np.int64)
+    words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)).astype(np.uint32)
+    # [B, H, block of rows, row pair of 8, block of keys, key pair of 8, 8 rows, row parity, 8 keys]
+    x = words.reshape(B, H, rows, 4, keys, 4, 1, 1, 1, 4)
+    of_rows, of_keys = PI.reshape(8, 2, 1), PI
+    cells = x[..., 0] * of_rows * of_keys + x[..., 1] * of_keys + x[..., 2] * of_rows + x[..., 3]
+    halves = np.stack([cells & np.uint32(0x7FFF), cells >> np.uint32(16) & np.uint32(0x7FFF)], -1)
+    halves = halves.transpose(0, 1, 2, 6, 3, 7, 4, 8, 5, 9).reshape(B, H, 64 * rows, 128 * keys)
+    return halves[:, :, :Lq, :Lk].astype(np.int64)
+
+
+PI = np.frombuffer(
+    bytes.fromhex(
+        "243F6A80 85A308D1 13198A22 03707343 A4093824 299F31D5 082EFA96 EC4E6C87"
+        "452821E8 38D01379 BE5466CA 34E90C6B C0AC29BC C97C50DD 3F84D5BE B547091F"
+    ),
+    ">u4",
+).astype(np.uint32)  # its fraction, the last digits counting
 
 
 def dropout_keeps(numbers: np.ndarray, p: float) -> np.ndarray:

@@ -27,35 +27,33 @@ static void row_dots(const T* a, i64 a_stride, const T* b, i64 b_stride, i32 row
 
 static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows, i32 j0,
                          u64* kept) {
-  constexpr int kCalls = kTileKeys / 4;  // each of two keys, and the two 8 further
-  auto key_of = [](int call) { return call / 4 * 16 + call % 4 * 2; };
   const DropoutRule rule(threshold);
-  for (i32 first = i0 & ~15; first < i0 + rows; first += 16) {
-    for (i32 pair = first; pair < first + 8; pair += 2) {
-      u32 words[2][4][kCalls];  // of the pair of rows; of that 8 further
-      for (int call = 0; call < kCalls; ++call) {
-        const u32 counter = dropout_counter(j0 + key_of(call));
-        const Philox x = philox4x32_7(seed, counter, dropout_counter(pair), h, b);
-        for (int w = 0; w < 4; ++w) {
-          words[0][w][call] = x.word[w];
-          words[1][w][call] = dropout_turned(x.word[w]);
-        }
+  const u32* const of_keys = kDropoutFactors + dropout_factor_of_key(j0);
+  for (i32 first = 0; first < 8;
+       first += 2) {  // the rows of a call, and those it has in other blocks of 64
+    Philox calls[4];
+    i32 block = -1;  // of these calls
+    for (i32 r = 0; r < rows; ++r) {
+      const i32 i = i0 + r;
+      if (i % 8 / 2 * 2 != first) continue;
+      if (i / 64 != block) {
+        block = i / 64;
+        for (i32 n = 0; n < 4; ++n) calls[n] = dropout_call(seed, b, h, i, j0 + 2 * n);
       }
-      for (int n = 0; n < 4; ++n) {
-        const i32 row = pair + n % 2 + n / 2 * 8 - i0;
-        if (row < 0 || row >= rows) continue;
-        const auto& of_row = words[n / 2];
-        // PERF: the numbers of all calls at once, which dropout_number() is not compiled to.
-        u64 below = 0;
-        for (int call = 0; call < kCalls; ++call) {
-          const u32 near = of_row[n % 2 * 2][call], far = of_row[n % 2 * 2 + 1][call];
-          const u64 cells[] = {(near & 0x7fff) < rule.limit, (near >> 16 & 0x7fff) < rule.limit,
-                               (far & 0x7fff) < rule.limit, (far >> 16 & 0x7fff) < rule.limit};
-          const u64 four = cells[0] | cells[1] << 1 | cells[2] << 8 | cells[3] << 9;
-          below |= four << key_of(call);
-        }
-        kept[row] = rule.keeps ? below : ~below;
+      const u32 factor = kDropoutFactors[dropout_factor_of_row(i)];
+      u32 words[kTileKeys / 2];  // by call, then by block of 8 keys
+      for (i32 n = 0; n < 4; ++n) {
+        const DropoutLine line = DropoutLine::of_row(calls[n], factor);
+        for (i32 m = 0; m < 8; ++m) words[8 * n + m] = line.word(of_keys[m]);
       }
+      // PERF: all at once, which dropout_number() is not compiled to.
+      u64 below = 0;
+      for (i32 n = 0; n < kTileKeys / 2; ++n) {
+        const u64 low = (words[n] & 0x7fff) < rule.limit,
+                  high = (words[n] >> 16 & 0x7fff) < rule.limit;
+        below |= (low | high << 1) << (n % 8 * 8 + n / 8 * 2);
+      }
+      kept[r] = rule.keeps ? below : ~below;
     }
   }
 }

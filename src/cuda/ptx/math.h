@@ -122,6 +122,15 @@ JALI_DEVICE void transpose_quad(u32 (&w)[4], i32 quad) {
   exchange(w[0], w[2], quad & 2, 2);
   exchange(w[1], w[3], quad & 2, 2);
 }
+/// 1 if x without its sign is less than y, as floats are, else 0. PERF: one instruction.
+JALI_DEVICE float magnitude_below(u32 x, u32 y) {
+  float below;
+  asm("{\n.reg .b32 m;\nabs.f32 m, %1;\nset.lt.f32.f32 %0, m, %2;\n}"
+      : "=f"(below)
+      : "r"(x), "r"(y));
+  return below;
+}
+
 /// Ones in each half of x whose low 15 bits are less than the half of y, which is at most 0x7c00. PERF: one
 /// instruction, of half-precision numbers; what is larger than infinity is none, and not below y either.
 JALI_DEVICE u32 magnitudes_below(u32 x, u32 y) {

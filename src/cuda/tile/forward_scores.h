@@ -186,38 +186,34 @@ struct StagedBias {
   }
 };
 
-/// What dropout keeps of a thread's cells: their numbers. kOn: whether there is dropout.
-template <i32 kKeys, bool kOn>
+/// What dropout keeps of a thread's cells.
+template <i32 kKeys>
 struct Kept {
-  static constexpr i32 kBlocks = kKeys / 8;
-  // Word j: as dropout_number() reads it, of block j and this thread's rows. PERF: without dropout none is used, but
-  // with fewer here, ptxas orders kernels otherwise.
-  u32 word[kOn ? kBlocks : kBlocks / 2];
+  DropoutLine rows[2];
+  bool upper;  // of tiles of 64 keys: whether they are the last of 128
 
-  /// For row i of the frame, the row 8 behind it, and keys from `first` on, a multiple of 32; of i % 16, lane / 4 is
-  /// left. All lanes of a warp call it together.
-  JALI_DEVICE void draw(u64 seed, const Frame& f, i32 i, i32 first) {
-    // A call serves two rows, that is two lanes, of 16 keys: each makes one of two, then they exchange.
-    const bool odd = threadIdx.x & 4;
-    const u32 row = dropout_counter(i), key = dropout_counter(first) + (threadIdx.x & 3) + 4 * odd;
+  /// For row i of the frame, the row 8 behind it, and keys from `first` on, a multiple of kKeys. drawn: the words of
+  /// its warpgroup's calls, in shared memory.
+  JALI_DEVICE void take(u32 drawn, i32 i, i32 first) {
+    Philox x;
+    ptx::load_array(drawn + (threadIdx.x % 32 / 8 * 4 + (threadIdx.x & 3)) * 16, x.word);
 #pragma unroll
-    for (i32 j = 0; j < kBlocks; j += 4) {
-      const Philox x =
-          philox4x32_7(seed, key + 2 * j, row, static_cast<u32>(f.h), static_cast<u32>(f.b));
-#pragma unroll
-      for (i32 m = 0; m < 2; ++m) {
-        word[j + m] = x.word[m];
-        word[j + 2 + m] = x.word[2 + m];
-        ptx::exchange(word[j + m], word[j + 2 + m], odd, 4);
-      }
+    for (i32 e = 0; e < 2; ++e) {
+      rows[e] = DropoutLine::of_row(x, kDropoutFactors[dropout_factor_of_row(i + 8 * e)]);
     }
+    upper = first & 64;
   }
   /// Clears pairs of weights in the operand's layout.
   JALI_DEVICE void drop(u32 (&p)[kKeys / 4], const cuda::ScoreArgs& a) const {
 #pragma unroll
-    for (i32 j = 0; j < kBlocks; ++j) {
-      p[2 * j] &= ~(cuda::dropout_below<false>(word[j], a.dropout_limit) ^ a.dropout_keeps);
-      p[2 * j + 1] &= ~(cuda::dropout_below<true>(word[j], a.dropout_limit) ^ a.dropout_keeps);
+    for (i32 j = 0; j < kKeys / 8; ++j) {
+      const bool behind = kKeys == 64 && upper;
+      const u32 factor = behind ? kDropoutFactors[(j + 8) % 16] : kDropoutFactors[j];
+#pragma unroll
+      for (i32 e = 0; e < 2; ++e) {
+        p[2 * j + e] &=
+            ~(ptx::magnitudes_below(rows[e].word(factor), a.dropout_limit) ^ a.dropout_keeps);
+      }
     }
   }
 };

@@ -56,6 +56,9 @@ struct ScoreArgs {
   u32 dropout_limit = 0;                // of DropoutRule, in both halves
   u32 dropout_keeps = 0;  // ones if numbers below it are those of what is kept, else 0
   float keep_scale = 1;   // of what is kept
+  float kept_base = 1,
+        kept_step =
+            0;  // what values are multiplied by, and what more where numbers are below the limit
 };
 
 constexpr float kLog2E = 1.44269504088896f;
@@ -127,14 +130,6 @@ struct Scores {
     return x;
   }
 };
-
-/// Two numbers of a word as dropout_number() reads it, in halves: those of rows 0 to 7 of 16, or of the others. Ones
-/// where they are below the limit.
-template <bool kOthers>
-JALI_DEVICE u32 dropout_below(u32 word, u32 limit) {
-  // PERF: dropout_turned() as it was measured; of shifts ptxas makes another instruction.
-  return ptx::magnitudes_below(kOthers ? ptx::permute(word, 0, 0x0321) : word, limit);
-}
 
 }  // namespace jali::cuda
 #endif

@@ -176,7 +176,7 @@ struct Backward {
     // kMultipliesOnes: of dS over the rows of a head that the key tile has seen; [0] and [2] are this thread's
     // two keys'.
     float key_sums[4] = {0, 0, 0, 0};
-    tile::Dropped dropped[kRows / 64];
+    tile::Dropped dropped;
     typename Scores::Added added;  // to the scores of the row tile that comes next
     float of_keys[2];              // kAddsKeys: to exponents, of this thread's keys
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
@@ -230,8 +230,7 @@ struct Backward {
       next.at.f.h = h;
       if constexpr (kStartsAtAdded) added.load(a, next.at, opaque(lane));
       if constexpr (kKeysAhead) load_of_keys(next.at);
-      if constexpr (kOptions.dropout)
-        Scores::draw(dropped, a.scores, next.seed, next.at, opaque(lane));
+      if constexpr (kOptions.dropout) dropped.draw(next.seed, next.at);
     }
     JALI_DEVICE void load_of_keys(const tile::CellPlace& at) {
       Scores::load_of_keys(of_keys, {a.scores, at.f}, at);
@@ -319,14 +318,17 @@ struct Backward {
           load_pair(statistics + kStages * Tiles::kStatPlace + n / 2 * 32, delta[0], delta[1]);
 #pragma unroll
           for (i32 x = 0; x < 2; ++x) {
-            d[x] = Scores::undrop(d[x], !dropped[n / 16].has(n % 16, x), delta[x], a.scores);
+            const float kept = dropped.factor(a.scores, n, x);
+            d[x] = __fmaf_rn(d[x], kept, delta[x]) * w[x];
+            w[x] *= kept;
+            if (kCaps && kept == 0.0f) p[n] &= x ? 0xffff : 0xffff0000;
           }
+        } else {
+          d[0] *= w[0];
+          d[1] *= w[1];
         }
-        d[0] *= w[0];
-        d[1] *= w[1];
         ds[n] = T::pack(d[0], d[1]);
         if constexpr (!kCaps) p[n] = T::pack(w[0], w[1]);
-        if constexpr (kOptions.dropout) p[n] &= ~dropped[n / 16].halves(n % 16);
       }
     }
     JALI_DEVICE void share_ds(u32 buffer) {
@@ -548,7 +550,7 @@ struct Backward {
       const Item& item = notes->item[(items() - 1) % 4];
       const u32 staged = dq_buffer(sm, warp);
       bulk_wait_read();  // the copy engine may still have read the last dQ there
-      Tiles::template store<true>(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
+      Tiles::template store<true>(dv, kOptions.dropout && kCaps ? a.scores.keep_scale : 1.0f, a.dv,
                                   a.dv_strides, a.Dv, item, first_key(), lane, staged);
       wgmma_wait<0>();
       tie(dq());

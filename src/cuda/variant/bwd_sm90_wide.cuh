@@ -98,7 +98,7 @@ struct BackwardWide {
     float sum[kDim / 2];  // dk or dv
     float x[32];          // S or dP, then a block of dQ
     u32 w[16];            // dS or P
-    tile::Dropped dropped[1];
+    tile::Dropped dropped;
 
     /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
     JALI_DEVICE void multiply_dq(u32 buffer, i32 block) {
@@ -122,8 +122,7 @@ struct BackwardWide {
     JALI_DEVICE tile::CellPlace place() { return Tiles::place(item(), note(), warp * 16, lane); }
     /// Value side: draws the numbers of dropout for the row tile.
     JALI_DEVICE void draw() {
-      if constexpr (kOptions.dropout)
-        Scores::draw(dropped, a.scores, *a.scores.seed, place(), opaque(lane));
+      if constexpr (kOptions.dropout) dropped.draw(*a.scores.seed, place());
     }
     JALI_DEVICE u32 p_words(u32 buffer) const {
       return p_buffer(sm, kSendsSlopes ? 0 : buffer) + (warp * 32 + lane) * 16;
@@ -148,7 +147,7 @@ struct BackwardWide {
                                x[i + 1] * FP16::value(static_cast<u16>(slopes[e] >> 16)));
               }
               if constexpr (kOptions.dropout) {
-                const u32 halves = dropped[0].halves(2 * n + e);
+                const u32 halves = dropped.halves(a.scores, 2 * n + e);
                 word |= halves & 0x80008000u;
                 w[2 * n + e] &= ~halves;
               }

@@ -11,16 +11,18 @@
 //           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map,
 //           and notes the active ones); one thread of warp 0 loads what the notes say; warps 2 and 3
 //           find out what consumers need to know of a mask: of a light one the numbers of each row, of
-//           a heavy one the cells of partial tiles; and they bring what keys add to scores. The other
-//           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
-//           across row tiles too. Three take turns at the tensor cores, under a light mask two, too.
+//           a heavy one the cells of partial tiles; and they bring what keys add to scores, and draw for
+//           dropout. The other warpgroups: 64 rows each; S of the next key tile is in flight with O += P V
+//           of the last one, across row tiles too. Three take turns at the tensor cores, under a light mask
+//           two, too.
 // Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
 //           when S is there. What each costs: docs/performance.md.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
 //           add; a bias over rows and keys, of which a consumer warp copies its rows; out on its way to
-//           whole rows, where there is room; notes of key tiles, and the row tiles they belong to.
+//           whole rows, where there is room; dropout's words; notes of key tiles, and the row tiles they
+//           belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader (k_full: each finder warp, too, if
-//           keys add something); q_empty, k_empty, v_empty: one arrival a consumer warp, when the tensor
+//           keys add something, or dropout draws); q_empty, k_empty, v_empty: one arrival a consumer warp, when the tensor
 //           cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
 //           find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one a
 //           finder warp; cells_empty: one a consumer warp.
@@ -78,6 +80,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   s.bias = options.bias_eights;
   if (bias && !s.bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
   s.added_bytes = added_bytes(options, s.stages, s.keys);
+  s.draws = options.dropout;
   // Out is staged where shared memory is left, and registers.
   auto with_staging = [&](ForwardShape shape) {
     if (shape.warpgroups == 3 && options.softcap) return shape;
@@ -184,12 +187,11 @@ struct Forward {
   // Consumers guess that full tiles bring no new maxima: they do not look for any, and make S again
   // where sums of weights say that the guess was wrong (guess_weights). Not where that takes more than S
   // and what is added for keys, or registers that three warpgroups lack. PERF: D128 7 % less time, D64
-  // 7 %, ALiBi 21 %, since its maxima come first; D256 as much, softcap 2 % more, dropout 9 %. Partial
+  // 7 %, ALiBi 21 %, since its maxima come first; D256 as much, softcap 2 % more. Partial
   // tiles, too: windows 8 % more.
-  static constexpr bool kGuesses = kDv <= 128 && kKeyBias <= kMultiplies &&
-                                   !(kConsumers == 3 && kMasked) &&
-                                   !(kBias || kOptions.any_scale || kOptions.softcap ||
-                                     kOptions.alibi > kLinear || kOptions.dropout);
+  static constexpr bool kGuesses =
+      kDv <= 128 && kKeyBias <= kMultiplies && !(kConsumers == 3 && kMasked) &&
+      !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.alibi > kLinear);
 
   struct Consumer {
     const ForwardArgs& a;
@@ -207,7 +209,7 @@ struct Forward {
     u32 p[kKeys / 4];
     // kQHeld: this warp's rows; words 4 t to 4 t + 3 are the operand A of k16 step t.
     u32 q[kQHeld ? kD / 4 : 1];
-    tile::Kept<kKeys, kOptions.dropout> kept;
+    tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
     bool looks = true;   // kGuesses: for maxima of the next key tile; rows may have seen nothing
@@ -334,7 +336,7 @@ struct Forward {
       }
       if constexpr (kOptions.dropout) {
         const RowTile t = row_tile();
-        kept.draw(*a.scores.seed, t.f, t.row + row(), first_key());
+        kept.take(sm.drawn(count, wg), t.row + row(), first_key());
       }
       if constexpr (kKeysEarly) of_keys.load(sm.added(count) + 8 * (lane & 3));
     }
@@ -521,6 +523,9 @@ struct Forward {
     /// Weights, which are summed up, to P.
     JALI_DEVICE void close_weights(const float (&total)[4]) {
       tile::add_sums(state, rescale, total);
+      weights_to_operand();
+    }
+    JALI_DEVICE void weights_to_operand() {
       tile::to_operand<T>(s, p);
       if constexpr (kOptions.dropout) kept.drop(p, a.scores);
     }
@@ -543,7 +548,7 @@ struct Forward {
       pin(total[0] + total[1], sm.base + Tiles::kBarriers);
       finish_pv(count - 1);
       exponentials<1, 0>(total);
-      tile::to_operand<T>(s, p);
+      weights_to_operand();
       if (!sums_are_below(total, tile::kRoom)) {
         looks = true;
         if (!sums_are_below(total, tile::kMost<T>)) {
@@ -553,7 +558,7 @@ struct Forward {
           for (i32 n = 0; n < 4; ++n) total[n] = 0;
           exponentials<0, 0>(total);
           exponentials<1, 0>(total);
-          tile::to_operand<T>(s, p);
+          weights_to_operand();
           looks |= !sums_are_below(total, tile::kRoom);
         }
       }
