@@ -9,9 +9,10 @@
 //                                            f = kDropoutFactors[i % 64 / 8 * 2 + i % 2],
 //
 // the first key its low half, the other one its high half. The low 15 bits of that are the cell's number. A number is
-// uniform, and any two are independent, but for their last three bits, as in Carter and Wegman's universal classes of
-// hash functions (1979): b or c or d is in one of them alone, times an odd number and at most 8. So sums of what is
-// kept have the mean and the variance that they have where each cell has numbers of its own.
+// uniform, and any two are independent but for their last three bits, as in Carter and Wegman's universal classes of
+// hash functions (1979): words of two places differ by a multiple of b or c that has at most three factors of 2, and a
+// word itself is uniform by d. So sums of what is kept have the mean and the variance that they have where each cell
+// has numbers of its own.
 // PERF: rows i and i + 8 and all keys of a tile are what a GPU thread has of S, keys j and j + 8 and all rows of a tile
 // what it has of its transpose: one call each, and as a e f + ... = (a f + b) e + (c f + d) = (a e + c) f + (b e + d), a
 // multiplication for two cells.

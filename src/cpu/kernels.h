@@ -95,7 +95,7 @@ struct Kernels {
   /// delta[r] = sum over d of a(r, d) b(r, d).
   void (*row_dots)(const T* a, i64 a_stride, const T* b, i64 b_stride, i32 rows, i32 width,
                    T* delta);
-  /// kept[r] bit c: whether dropout keeps the cell (i0 + r, j0 + c); j0 is a multiple of 16.
+  /// kept[r] bit c: whether dropout keeps the cell (i0 + r, j0 + c); j0 is a multiple of kTileKeys.
   void (*dropout_bits)(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows, i32 j0, u64* kept);
   void (*forward_tile)(const ForwardTile<T>& tile);
   /// Ends the softmax: factor[r] = 1 / sum (0 where nothing was seen), top[r] = LSE.

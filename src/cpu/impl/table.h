@@ -29,8 +29,8 @@ static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows
                          u64* kept) {
   const DropoutRule rule(threshold);
   const u32* const of_keys = kDropoutFactors + dropout_factor_of_key(j0);
-  for (i32 first = 0; first < 8;
-       first += 2) {  // the rows of a call, and those it has in other blocks of 64
+  // Rows that share calls.
+  for (i32 first = 0; first < 8; first += 2) {
     Philox calls[4];
     i32 block = -1;  // of these calls
     for (i32 r = 0; r < rows; ++r) {

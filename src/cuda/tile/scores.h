@@ -56,9 +56,8 @@ struct ScoreArgs {
   u32 dropout_limit = 0;                // of DropoutRule, in both halves
   u32 dropout_keeps = 0;  // ones if numbers below it are those of what is kept, else 0
   float keep_scale = 1;   // of what is kept
-  float kept_base = 1,
-        kept_step =
-            0;  // what values are multiplied by, and what more where numbers are below the limit
+  // What values are multiplied by, and what is added to that where numbers are below the limit: keep_scale or 0.
+  float kept_base = 1, kept_step = 0;
 };
 
 constexpr float kLog2E = 1.44269504088896f;

@@ -22,8 +22,8 @@
 //           whole rows, where there is room; dropout's words; notes of key tiles, and the row tiles they
 //           belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader (k_full: each finder warp, too, if
-//           keys add something, or dropout draws); q_empty, k_empty, v_empty: one arrival a consumer warp, when the tensor
-//           cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
+//           keys add something, or dropout draws); q_empty, k_empty, v_empty: one arrival a consumer
+//           warp, when the tensor cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
 //           find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one a
 //           finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
