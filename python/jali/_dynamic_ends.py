@@ -156,26 +156,24 @@ def _smallest(values: Tensor, begin: Tensor, end: Tensor, n: int) -> Tensor:
         digits = torch.arange(1 << width, device=values.device)[:, None]
         counts = (digit[..., None, :] == digits).cumsum(-1, dtype=torch.int32)
         counts = F.pad(counts, (1, 0))  # [..., digit, place]: how many there are before the place
-        low, high = _at(counts, -1, begin), _at(counts, -1, end)
+        low, high = (  # [..., digit, L]
+            counts.gather(-1, x[..., None, :].expand_as(counts[..., :-1])) for x in (begin, end)
+        )
         among = (high - low).cumsum(-2)  # of this digit and smaller ones
         found = (among <= left[..., None, :]).sum(-2).clamp(max=len(digits) - 1)
         result = result + (found << bits)
         if bits == 0:
             break
-        low, high = _at(low, -2, found), _at(high, -2, found)
-        left = left - (_at(among, -2, found) - (high - low))
+        low, high = _of_digit(low, found), _of_digit(high, found)
+        left = left - (_of_digit(among, found) - (high - low))
         totals = counts[..., -1]
         starts = totals.cumsum(-1) - totals  # where those of a digit go
         begin, end = (starts.gather(-1, found) + x for x in (low, high))
-        to = starts.gather(-1, digit) + _at(counts[..., :-1], -2, digit)
+        to = starts.gather(-1, digit) + _of_digit(counts[..., :-1], digit)
         values = torch.empty_like(values).scatter(-1, to, values)
     return result
 
 
-def _at(counts: Tensor, dim: int, index: Tensor) -> Tensor:
-    """counts [..., digit, place] where `index` [..., L] is the place (dim -1; [..., digit, L]) or
-    the digit (dim -2; [..., L])."""
-    index = index[..., None, :]
-    if dim == -2:
-        return counts.gather(-2, index).squeeze(-2)
-    return counts.gather(-1, index.expand(*counts.shape[:-1], index.shape[-1]))
+def _of_digit(counts: Tensor, digit: Tensor) -> Tensor:
+    """counts [..., digit, L] of the digits [..., L]."""
+    return counts.gather(-2, digit[..., None, :]).squeeze(-2)

@@ -184,6 +184,12 @@ def attention_varlen(
     return results if len(results) > 1 else out
 
 
+_DROPOUT_FACTORS = [  # the fraction of pi, the last digits counting
+    0x243F6A80, 0x85A308D1, 0x13198A22, 0x03707343, 0xA4093824, 0x299F31D5, 0x082EFA96, 0xEC4E6C87,
+    0x452821E8, 0x38D01379, 0xBE5466CA, 0x34E90C6B, 0xC0AC29BC, 0xC97C50DD, 0x3F84D5BE, 0xB547091F,
+]  # fmt: skip
+
+
 def dropout_numbers(
     seed: Tensor, first_sequence: int, B: int, H: int, Lq: int, Lk: int, device: torch.device
 ) -> Tensor:
@@ -215,13 +221,7 @@ def dropout_numbers(
             first & low,
         )
         keys = (keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low
-    constants = torch.tensor(DROPOUT_FACTORS, device=device)
+    constants = torch.tensor(_DROPOUT_FACTORS, device=device)
     e, f = constants[j % 128 // 8], constants[i % 64 // 8 * 2 + i % 2]
     word = ((x[0] * f + x[1]) & low) * e + x[2] * f + x[3]
     return word >> j % 2 * 16 & 0x7FFF
-
-
-DROPOUT_FACTORS = [  # the fraction of pi, the last digits counting
-    0x243F6A80, 0x85A308D1, 0x13198A22, 0x03707343, 0xA4093824, 0x299F31D5, 0x082EFA96, 0xEC4E6C87,
-    0x452821E8, 0x38D01379, 0xBE5466CA, 0x34E90C6B, 0xC0AC29BC, 0xC97C50DD, 0x3F84D5BE, 0xB547091F,
-]  # fmt: skip

@@ -1,6 +1,5 @@
 // The specification of attention in fp64: one row after the other, every key in turn. Knows neither
 // plan nor tile classes, only which cells the mask's leaves call visible. Slow on purpose.
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>

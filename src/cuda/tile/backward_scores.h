@@ -243,11 +243,6 @@ struct BackwardScores {
     }
   }
 
-  /// dP less delta where dropout is on: the scale belongs to dP alone.
-  JALI_DEVICE static float undrop(float dp, bool kept, float neg_delta, const cuda::ScoreArgs& a) {
-    return __fmaf_rn(kept ? dp : 0.0f, a.keep_scale, neg_delta);
-  }
-
   /// The sum over rows of the scores' gradients, of two lanes' rows and one of their two keys, in odd lanes
   /// the second. PERF: in fp32; rounded and times ones by mma.sync, beside WGMMAs, a pass took 7 % more.
   JALI_DEVICE static float sum_keys(const float (&d)[kRows / 2], i32 lane) {

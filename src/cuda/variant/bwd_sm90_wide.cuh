@@ -229,7 +229,8 @@ struct BackwardWide {
 #pragma unroll
         for (i32 m = 0; m < 4; ++m) {
           const bool kept = !(w[2 * n + m / 2] >> (m % 2 * 16 + 15) & 1);
-          x[4 * n + m] = Scores::undrop(x[4 * n + m], kept, delta[m % 2], a.scores);
+          float& dp = x[4 * n + m];  // the scale belongs to it alone
+          dp = __fmaf_rn(kept ? dp : 0.0f, a.scores.keep_scale, delta[m % 2]);
         }
         w[2 * n] &= 0x7fff7fffu;
         w[2 * n + 1] &= 0x7fff7fffu;

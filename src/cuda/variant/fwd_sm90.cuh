@@ -23,9 +23,9 @@
 //           belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader (k_full: each finder warp, too, if
 //           keys add something, or dropout draws); q_empty, k_empty, v_empty: one arrival a consumer
-//           warp, when the tensor cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if they
-//           find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one a
-//           finder warp; cells_empty: one a consumer warp.
+//           warp, when the tensor cores have read the slot. note_full: 1, by the planner; note_empty:
+//           the loader and, if they find anything, each finder warp; consumers need not arrive
+//           (Loader::run). cells_full: one a finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
 //           the products; prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
 //           (begin_weights, end_weights), guessed ones (guess_weights), or none (capped_weights); step, end.
@@ -520,14 +520,15 @@ struct Forward {
       exponentials<1, 0>(total);
       close_weights(total);
     }
-    /// Weights, which are summed up, to P.
-    JALI_DEVICE void close_weights(const float (&total)[4]) {
-      tile::add_sums(state, rescale, total);
-      weights_to_operand();
-    }
+    /// Weights to P, without those that dropout drops.
     JALI_DEVICE void weights_to_operand() {
       tile::to_operand<T>(s, p);
       if constexpr (kOptions.dropout) kept.drop(p, a.scores);
+    }
+    /// The same, when they are summed up.
+    JALI_DEVICE void close_weights(const float (&total)[4]) {
+      tile::add_sums(state, rescale, total);
+      weights_to_operand();
     }
     /// S to P by the maxima that are known. If sums are above kMost by these, S is made again, and maxima
     /// are taken; if above kRoom, they are taken of the next key tile.
