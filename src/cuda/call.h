@@ -84,6 +84,7 @@ class Call {
   /// time.
   const Kernel& kernel(const KernelText& text, const char* name, int shared_bytes,
                        const std::function<std::vector<KernelText>()>& all = {}) const;
+  /// The kernel begins with ptx::begin_kernel.
   void launch(const Kernel& kernel, i64 blocks, int threads, int shared_bytes,
               std::initializer_list<const void*> parameters) const;
 

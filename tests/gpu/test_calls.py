@@ -52,6 +52,24 @@ def test_repeats_are_bitwise_equal() -> None:
     assert all(torch.equal(x, fast[0]) for x in fast)
 
 
+@pytest.mark.parametrize("ids", [False, True])
+def test_calls_wait_for_those_before_them(ids: bool) -> None:
+    """A kernel is launched while the one before it still runs, and reads nothing before that is
+    done. ids: one that makes a map comes between."""
+    q, k, v = inputs(L=2000, D=128)
+    mask = jali.CausalMask() & jali.DocumentMask(documents(2000)) if ids else jali.CausalMask()
+
+    def chain(synchronizes: bool) -> list:
+        outs = [q]
+        for _ in range(30):
+            outs.append(jali.attention(outs[-1], k, v, mask))
+            if synchronizes:
+                torch.cuda.synchronize()
+        return outs
+
+    assert all(torch.equal(a, b) for a, b in zip(chain(False), chain(True), strict=True))
+
+
 @pytest.mark.parametrize("heads, D", [(64, 64), (64, 128), (32, 256)])
 def test_sums_of_many_heads_keep_their_order(heads: int, D: int) -> None:
     """Key tiles add to dq in turns, and a turn is over when its additions are made: 1 call of 400

@@ -44,7 +44,7 @@ struct Opened {
     take(d.library_kernel, "cuLibraryGetKernel");
     take(d.kernel_set_attribute, "cuKernelSetAttribute");
     take(d.kernel_attribute, "cuKernelGetAttribute");
-    take(d.launch, "cuLaunchKernel");
+    take(d.launch, "cuLaunchKernelEx");
     take(d.tensor_map, "cuTensorMapEncodeTiled");
     take(d.allocate_async, "cuMemAllocAsync");
     take(d.free_async, "cuMemFreeAsync");

@@ -18,7 +18,25 @@ struct alignas(64) TensorMap {
   std::uint64_t opaque[16];
 };
 
-/// CUlaunchConfig and CUlaunchAttribute are not needed: clusters are not used.
+/// CUlaunchAttribute, of those with one number.
+struct LaunchAttribute {
+  int id = 0, pad = 0;
+  int value = 0;
+  char rest[60] = {};
+};
+/// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may be launched while what comes before it in the
+/// stream still runs, and waits for it itself (ptx::begin_kernel).
+constexpr int kWaitsItself = 6;
+/// CUlaunchConfig.
+struct LaunchConfig {
+  unsigned grid[3], block[3];
+  unsigned shared_bytes;
+  Stream* stream;
+  const LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56, "as in cuda.h");
+
 struct Driver {
   Result (*init)(unsigned flags);
   Result (*driver_version)(int* version);
@@ -36,9 +54,7 @@ struct Driver {
   Result (*library_kernel)(Function** function, Library* library, const char* name);
   Result (*kernel_set_attribute)(int attribute, int value, Function* function, int device);
   Result (*kernel_attribute)(int* value, int attribute, Function* function, int device);
-  Result (*launch)(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                   unsigned by, unsigned bz, unsigned shared_bytes, Stream* stream, void** params,
-                   void** extra);
+  Result (*launch)(const LaunchConfig* config, Function* function, void** params, void** extra);
   Result (*tensor_map)(TensorMap* map, int type, std::uint32_t rank, void* address,
                        const std::uint64_t* dims, const std::uint64_t* strides_bytes,
                        const std::uint32_t* box, const std::uint32_t* element_strides,

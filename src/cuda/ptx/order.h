@@ -5,6 +5,12 @@
 
 namespace jali::ptx {
 
+/// Waits until what came before this kernel in its stream is complete, and visible: it may have been launched while
+/// that still ran (Driver::launch). The next kernel may be, too. Before any access to global memory, in all threads.
+JALI_DEVICE void begin_kernel() {
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
+
 JALI_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 /// Between ordinary accesses and those of the copy engine, to global memory. PERF: to any memory it would be
 /// a fence of the device, too: thousands of cycles.

@@ -3,6 +3,7 @@
 
 #include "cuda/kernel/backward_sums.h"
 #include "cuda/ptx/math.h"
+#include "cuda/ptx/order.h"
 
 namespace jali::tile {
 
@@ -34,6 +35,7 @@ JALI_DEVICE void write_element(void* to, i64 at, float x, i32 is_float) {
 /// or, where tokens share it, too, one block. The order of the terms never changes.
 template <class T>
 JALI_DEVICE void sum_tokens(const cuda::TokenGradient& a) {
+  ptx::begin_kernel();
   const i64 thread = i64{blockIdx.x} * kSumThreads + threadIdx.x;
   const i64 n = a.all_tokens ? blockIdx.x : thread;
   if (n >= a.elements()) return;  // all threads of a block, if they work together
@@ -64,6 +66,7 @@ JALI_DEVICE void sum_tokens(const cuda::TokenGradient& a) {
 /// Rounds sums of cells, or clears the cells where there are none: a block a row.
 template <class T>
 JALI_DEVICE void write_cells(const cuda::CellGradients& a) {
+  ptx::begin_kernel();
   const i64 row = blockIdx.x;
   const i64 i = row % a.num_q, h = row / a.num_q % a.num_h, b = row / a.num_q / a.num_h;
   const i64 to = b * a.strides.b + h * a.strides.h + i * a.strides.l;

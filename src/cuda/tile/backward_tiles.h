@@ -836,6 +836,7 @@ struct BackwardTiles {
     if constexpr (kMatrices) write_constants(sm);
     if constexpr (kMultipliesOnes) write_ones(sm);
     __syncthreads();
+    begin_kernel();
     if (wg == 0) {
       give_registers<kLoaderRegisters>();
       const i32 warp = broadcast(threadIdx.x >> 5);

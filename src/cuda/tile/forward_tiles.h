@@ -6,6 +6,7 @@
 #include "cuda/kernel/forward.h"
 #include "cuda/kernel/work_order.h"
 #include "cuda/ptx/copy.h"
+#include "cuda/ptx/order.h"
 #include "cuda/ptx/shared.h"
 #include "cuda/tile/cell_finder.h"
 #include "cuda/tile/forward_scores.h"
@@ -569,6 +570,7 @@ struct ForwardTiles {
       barrier_init_fence();
     }
     __syncthreads();
+    begin_kernel();
     if (wg == 0) {
       give_registers<kShape.loader_registers>();
       if (threadIdx.x < 32) {

@@ -125,6 +125,7 @@ JALI_HD constexpr u32 first_tiles(i32 n) { return n <= 0 ? 0 : ~0u >> (32 - min_
 template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
 __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,
                           i32 num_heads, i32 together, bool by_tiles, i32 storing, i32* counter) {
+  ptx::begin_kernel();
   constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
   constexpr i32 kWord = 32 * kAcross;
   // What many tiles hold takes long to read from as many blocks: their span alone is looked at.
