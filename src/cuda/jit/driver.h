@@ -18,7 +18,7 @@ struct alignas(64) TensorMap {
   std::uint64_t opaque[16];
 };
 
-/// CUlaunchAttribute, of those with one number.
+/// CUlaunchAttribute, whose value is one number here.
 struct LaunchAttribute {
   int id = 0, pad = 0;
   int value = 0;

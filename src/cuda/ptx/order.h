@@ -1,4 +1,4 @@
-// Order between blocks: counters in global memory.
+// Order between kernels of a stream; between blocks: counters in global memory.
 #pragma once
 
 #include "cuda/ptx/barrier.h"
@@ -6,7 +6,7 @@
 namespace jali::ptx {
 
 /// Waits until what came before this kernel in its stream is complete, and visible: it may have been launched while
-/// that still ran (Driver::launch). The next kernel may be, too. Before any access to global memory, in all threads.
+/// that still ran (Call::launch). The next kernel may be, too. Before any access to global memory, in all threads.
 JALI_DEVICE void begin_kernel() {
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
 }
