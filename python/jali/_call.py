@@ -150,6 +150,23 @@ def heads_first(layout: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.transpose(-2, -3) for x in tensors)
 
 
+def in_autocast(q: Tensor, k: Tensor, v: Tensor, *biases: Any) -> tuple[Any, ...]:
+    """Inside torch.autocast: q, k and v in its dtype, as scaled_dot_product_attention takes them.
+
+    float64 stays; of the biases only those in 16 bits are converted: float32 goes with any dtype.
+    """
+    if not isinstance(q, Tensor) or not torch.is_autocast_enabled(q.device.type):
+        return (q, k, v, *biases)
+    dtype = torch.get_autocast_dtype(q.device.type)
+    halves = (torch.bfloat16, torch.float16)
+
+    def converted(x: Any, given: tuple[torch.dtype, ...]) -> Any:
+        return x.to(dtype) if isinstance(x, Tensor) and x.dtype in given else x
+
+    inputs = (converted(x, (*halves, torch.float32)) for x in (q, k, v))
+    return (*inputs, *(converted(x, halves) for x in biases))
+
+
 def context(
     q: Tensor,
     k: Tensor,

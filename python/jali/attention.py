@@ -10,13 +10,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _check, _ops
-from ._call import Plan, as_mask, check_tensor, heads_first, prepare, unplanned
+from ._call import Plan, as_mask, check_tensor, heads_first, in_autocast, prepare, unplanned
 from ._convert import int_param, int_table
 from ._library import raise_as_python
 from ._mask import CallContext
 
 #: What `mask=` takes: a Mask, a Plan, a tensor as for scaled_dot_product_attention, a mask_mod.
 MaskLike = Any
+
+_any_autocast = torch._C._is_any_autocast_enabled  # PERF: 0.1 us, of one device type 0.4
 
 
 def attention(
@@ -44,6 +46,8 @@ def attention(
     Scores: scale * q . k, then softcap * tanh(score / softcap), then + bias + key_bias + ALiBi,
     then the mask, the softmax over visible keys and sinks, dropout, and the product with v. A row
     that sees no key (and has no sink) gives zeros, lse -inf and zero gradients.
+
+    Inside torch.autocast q, k and v are taken in its dtype, as by scaled_dot_product_attention.
 
     Args:
         q: [B, Hq, Lq, D]; float64, float32, bfloat16 or float16; last dim contiguous.
@@ -85,6 +89,8 @@ def attention(
         >>> out = jali.attention(q, k, v, jali.CausalMask() & jali.WindowMask.last(128))
     """
     q, k, v = heads_first(layout, q, k, v)
+    if _any_autocast():
+        q, k, v, mask, bias, key_bias = in_autocast(q, k, v, mask, bias, key_bias)
     given = prepare(
         q,
         k,
@@ -169,6 +175,8 @@ def attention_varlen(
     """
     cu_q = int_table(cu_seqlens_q, "attention_varlen", "cu_seqlens_q", 1)
     cu_k = int_table(cu_seqlens_k, "attention_varlen", "cu_seqlens_k", 1)
+    if _any_autocast():
+        q, k, v, mask, bias, key_bias = in_autocast(q, k, v, mask, bias, key_bias)
     given = prepare(
         q,
         k,

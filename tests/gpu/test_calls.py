@@ -11,6 +11,7 @@ import jali
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.gpu
 
@@ -250,6 +251,30 @@ def test_a_process_may_end_while_the_backward_is_compiled(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*/*.cubin"))) == 3  # forward, backward, its tile map
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_as_by_hand(dtype: torch.dtype) -> None:
+    q, k, v = inputs(dtype=torch.float32)
+    mask = jali.CausalMask() & jali.DocumentMask(documents())
+
+    def layer(q, k, v):
+        return jali.attention(q, k, v, mask, key_bias=torch.zeros(1, 1, 500, device="cuda"))
+
+    def cast(q, k, v):
+        with torch.autocast("cuda", dtype):
+            return layer(q, k.to(torch.bfloat16), v)
+
+    want = gradients(
+        lambda q, k, v: layer(q.to(dtype), k.to(torch.bfloat16).to(dtype), v.to(dtype)), [q, k, v]
+    )
+    compiled = torch.compile(cast, fullgraph=True, backend="aot_eager")
+    for call in (cast, compiled):
+        found = gradients(call, [q, k, v])
+        assert [x.dtype for x in found] == [dtype, *[torch.float32] * 3]
+        assert torch.equal(found[0], want[0])
+        for a, b in zip(found[1:], want[1:], strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_checkpoint_with_dropout_gives_the_same_numbers() -> None:
     tensors = inputs()
 
@@ -257,6 +282,9 @@ def test_checkpoint_with_dropout_gives_the_same_numbers() -> None:
         return jali.attention(q, k, v, jali.CausalMask(), dropout_p=0.2, seed=5)
 
     assert torch.equal(layer(*tensors), layer(*tensors))
+    found = gradients(lambda *x: checkpoint(layer, *x, use_reentrant=False), tensors)
+    for a, b in zip(found, gradients(layer, tensors), strict=True):
+        torch.testing.assert_close(a, b)
     on_cpu = jali.attention(
         *(x.float().cpu() for x in tensors), jali.CausalMask(), dropout_p=0.2, seed=5
     )

@@ -174,6 +174,26 @@ def test_export(strict: bool) -> None:
         torch.testing.assert_close(program.module()(*args), layer(*args))
 
 
+def test_autocast_in_and_around_a_graph() -> None:
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return jali.attention(q, k, v, jali.CausalMask())
+
+    def cast(*tensors: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(*tensors)
+
+    q, k, v = qkv(9)
+    want = layer(*(x.bfloat16() for x in (q, k, v)))
+    compiled = [torch.compile(f, fullgraph=True, backend="aot_eager") for f in (cast, layer)]
+    outs = [compiled[0](q, k, v), compiled[1](q, k, v)]
+    with torch.autocast("cpu", torch.bfloat16):
+        outs.append(compiled[1](q, k, v))
+    assert [x.dtype for x in outs] == [torch.bfloat16, torch.float32, torch.bfloat16]
+    assert torch.equal(outs[0], want) and torch.equal(outs[2], want)
+    for a, b in zip(*(torch.autograd.grad(x.sum(), (q, k, v)) for x in (outs[0], want))):
+        assert torch.equal(a, b)
+
+
 def test_an_exported_program_can_be_checkpointed() -> None:
     mask = jali.CausalMask() & jali.DocumentMask((torch.arange(9) // 4).int()[None])
 

@@ -238,6 +238,40 @@ def test_dtypes(dtype: torch.dtype) -> None:
         assert grad.dtype == dtype and grad.isfinite().all()
 
 
+# Autocast
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_as_by_hand(dtype: torch.dtype) -> None:
+    q, k, v = inputs(torch.float32)
+    mixed = (q, k.to(torch.bfloat16), v.to(torch.float16))  # as of layers in different dtypes
+    by_hand = [x.to(dtype) for x in mixed]
+    bias, other = torch.randn(LQ, LK), torch.randn(1, HQ, LK, dtype=torch.bfloat16)
+    want = jali.attention(*by_hand, jali.CausalMask(), bias=bias, key_bias=other.to(dtype))
+    with torch.autocast("cpu", dtype):
+        out = jali.attention(*mixed, jali.CausalMask(), bias=bias, key_bias=other)
+        assert torch.equal(jali.attention(q, k, v, bias), jali.attention(q, k, v, bias=bias))
+        with torch.autocast("cpu", enabled=False):
+            assert jali.attention(q, k, v).dtype == torch.float32
+    assert out.dtype == dtype and torch.equal(out, want)
+    for a, b in zip(*(torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, want)), strict=True):
+        assert a.dtype == torch.float32 and torch.equal(a, b)
+
+
+def test_autocast_leaves_float64_and_takes_other_layouts() -> None:
+    q, k, v = inputs(torch.float64, grad=False)
+    cu = torch.tensor([0, 3, 5], dtype=torch.int32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert jali.attention(q, k, v).dtype == torch.float64
+        packed = [x[0].float().transpose(0, 1)[:5] for x in (q, k, v)]
+        out = jali.attention_varlen(*packed, cu, cu, jali.CausalMask())
+        rows = [x.float().transpose(1, 2) for x in (q, k, v)]
+        assert jali.attention(*rows, layout="blhd").dtype == torch.bfloat16
+    assert torch.equal(
+        out, jali.attention_varlen(*(x.bfloat16() for x in packed), cu, cu, jali.CausalMask())
+    )
+
+
 # Dropout
 
 
