@@ -106,13 +106,17 @@ Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::i
   problem.mask = &bound;
   problem.device = device;
   problem.device_index = device_index;
-  if (device == DeviceType::kCUDA) problem.documents = take_documents(bound, false);
+  if (device == DeviceType::kCUDA) problem.forced_source = forced_source();
+  if (device == DeviceType::kCUDA && !problem.forces_map()) {
+    problem.documents = take_documents(bound, false);
+  }
   const Backend& backend = choose(problem);
   const TileShape tile = backend.forward_tile(problem);
 
   Explanation e;
   e.backend = backend.name();
-  e.source = bound.trivial() ? "dense" : "inline";
+  const TileSource source = backend.forward_source(problem);
+  e.source = source_name(source);
   e.tile_rows = tile.rows;
   e.tile_keys = tile.keys;
   e.plan_bytes = bound.summary_bytes();
@@ -133,6 +137,11 @@ Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::i
   e.num_partial = counts.num_partial;
   e.num_full = counts.num_full;
   e.num_visible = counts.num_visible;
+  if (source == TileSource::kDense &&
+      !bound.trivial()) {  // what is visible of a tile is found out in it
+    e.num_partial += e.num_empty + e.num_full;
+    e.num_empty = e.num_full = 0;
+  }
   return e;
 }
 

@@ -159,7 +159,8 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
   }
   // Kernels read a bias over rows and keys, draw dropout, and take turns, by places in the sequence.
   const bool by_place = p.bias.given() || p.dropout_p > 0 || p.deterministic;
-  if (mask_->on_gpu() && !by_place) {
+  if (mask_->on_gpu()) p.forced_source = forced_source();
+  if (mask_->on_gpu() && !by_place && !p.forces_map()) {
     p.documents = take_documents(*mask_, backward || options.expect_backward);
   }
 }

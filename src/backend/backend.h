@@ -38,6 +38,12 @@ struct CellView {
   bool given() const { return data != nullptr; }
 };
 
+/// Where a kernel has its tiles from: all are visited; each is classified as it comes; or a map was made before.
+enum class TileSource : u8 { kDense, kInline, kStored };
+const char* source_name(TileSource source);
+/// What JALI_FORCE asks GPU kernels to do.
+std::optional<TileSource> forced_source();
+
 /// One attention call, checked and resolved.
 struct AttentionProblem {
   DType dtype = DType::kF32;  // of q, k, v and out
@@ -68,6 +74,9 @@ struct AttentionProblem {
   void* (*allocate)(void* context, std::size_t bytes) = nullptr;
   void* allocate_context = nullptr;
   bool expect_backward = false;
+  std::optional<TileSource> forced_source;
+  /// A map is wanted also where tiles could be classified as they come.
+  bool forces_map() const { return forced_source && *forced_source != TileSource::kInline; }
 
   /// GPU, padded: sequences may be cut into documents, none of which sees another. Document n of
   /// sequence b is the tokens documents[b, n] to documents[b, n + 1] - 1; the mask counts rows and
@@ -108,6 +117,7 @@ class Backend {
   virtual DeviceType device() const = 0;
   virtual Fit fits(const AttentionProblem& problem) const = 0;
   virtual TileShape forward_tile(const AttentionProblem& problem) const = 0;
+  virtual TileSource forward_source(const AttentionProblem& problem) const = 0;
 
   /// out is over (b, h, row, Dv) in the problem's dtype; lse over (b, h, row) in fp32, fp64 for
   /// fp64 problems; it may be absent. Tokens outside every sequence are not written.

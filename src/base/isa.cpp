@@ -26,16 +26,16 @@ bool machine_has(Isa isa) {
 }
 
 Isa choose() {
-  std::string forced = env("JALI_FORCE");
+  const std::string name = forced({"v2", "v3", "v4"});
   Isa best = Isa::kV2;
   for (Isa isa : {Isa::kV2, Isa::kV3, Isa::kV4}) {
     if (!machine_has(isa)) continue;
     best = isa;
-    if (forced == isa_name(isa)) return isa;
+    if (name == isa_name(isa)) return isa;
   }
-  if (!forced.empty()) {
-    value_error("JALI_FORCE=", forced, ": expected v2, v3 or v4, at most what this machine runs (",
-                isa_name(best), "); unset it to get the best");
+  if (!name.empty()) {
+    value_error("JALI_FORCE=", name, ": this machine runs at most ", isa_name(best),
+                "; unset it to get that");
   }
   return best;
 }

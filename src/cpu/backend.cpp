@@ -20,6 +20,9 @@ class CpuBackend : public Backend {
   TileShape forward_tile(const AttentionProblem&) const override {
     return {cpu::kTileRows, cpu::kTileKeys};
   }
+  TileSource forward_source(const AttentionProblem& p) const override {
+    return p.mask->trivial() ? TileSource::kDense : TileSource::kInline;
+  }
   void forward(const AttentionProblem& p, const HeadView& out, const HeadView& lse) const override {
     p.dtype == DType::kF64 ? cpu::forward<double>(p, out, lse) : cpu::forward<float>(p, out, lse);
   }

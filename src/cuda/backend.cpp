@@ -76,6 +76,10 @@ class CudaBackend final : public Backend {
     return choose_forward(problem, device_info(problem.device_index)).best->tile(problem);
   }
 
+  TileSource forward_source(const AttentionProblem& problem) const override {
+    return choose_forward(problem, device_info(problem.device_index)).best->source(problem);
+  }
+
   void forward(const AttentionProblem& problem, const HeadView& out,
                const HeadView& lse) const override {
     if (problem.B == 0 || problem.Lq == 0) return;

@@ -48,7 +48,7 @@ i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 num_sms) {
 /// Whether loaders look up what is active; those of even masks find out as they go, but turns need maps.
 bool has_maps(const AttentionProblem& p) {
   if (p.mask->trivial()) return false;
-  bool even = !p.deterministic;
+  bool even = !p.deterministic && !p.forces_map();
   for (const auto& leaf : p.mask->leaves()) even &= leaf->device_even();
   return !even;
 }
@@ -88,7 +88,8 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& gra
         "that several sequences or KV heads share; expand the bias to [B, Hkv or Hq, Lq, Lk], or "
         "call with deterministic=False";
   } else {
-    fit.ok = true;
+    fit.reason = map_refusal(p, has_maps(p));
+    fit.ok = fit.reason.empty();
     fit.cost = cost();
   }
   return fit;
@@ -110,13 +111,14 @@ KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardVie
   const ScoreOptions options = backward_options(p, grads);
   const BiasGradients wanted = bias_gradients(p, grads);
   const i32 D = rounded(p.D), Dv = rounded(p.Dv);
-  const bool deterministic = p.deterministic;
+  const bool deterministic = p.deterministic, forces_map = p.forces_map();
   auto instance = [=, this] {
     std::string text;
     text.reserve(256);
     text.append(kernel()).append("<").append(type).append(", ").append(std::to_string(D));
     text.append(", ").append(std::to_string(Dv)).append(deterministic ? ", M, true" : ", M, false");
-    text.append(", ").append(text_of(options)).append(", ").append(text_of(wanted)).append(">");
+    text.append(", ").append(text_of(options)).append(", ").append(text_of(wanted));
+    text.append(forces_map ? ", true>" : ">");
     return text;
   };
   const bool finishes = wanted.per_tile() || wanted.rows || options.sinks;

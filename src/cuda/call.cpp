@@ -178,9 +178,9 @@ namespace jali::cuda {
 extern "C" __global__ void __launch_bounds__(kMapThreads, 4)
     map(const __grid_constant__ M mask, const __grid_constant__ Sequences s,
         const __grid_constant__ TileMap map, i32 lines, i32 num_heads, i32 together, bool by_tiles,
-        i32 storing, i32* counter) {
+        bool all, i32 storing, i32* counter) {
   map_tiles<)" + instance() +
-                   R"(>(mask, s, map, lines, num_heads, together, by_tiles, storing, counter);
+                   R"(>(mask, s, map, lines, num_heads, together, by_tiles, all, storing, counter);
 }
 }  // namespace jali::cuda
 )";
@@ -223,9 +223,10 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines, bool by_tiles) {
   const i64 units = all_lines * ceil_div(map.words, together);
   const i64 blocks = storing + clamp_to<i64>(ceil_div<i64>(units, units_of_block), 1, most);
   const i32 num_lines = static_cast<i32>(lines);
+  const bool all = p.forced_source == TileSource::kDense;
   launch(build, blocks, kMapThreads, 0,
-         {mask_parameters(), &sequences_, &map, &num_lines, &heads, &together, &by_tiles, &storing,
-          &counter});
+         {mask_parameters(), &sequences_, &map, &num_lines, &heads, &together, &by_tiles, &all,
+          &storing, &counter});
   return map;
 }
 

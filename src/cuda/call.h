@@ -73,7 +73,7 @@ class Call {
   void* mask_parameters();
   /// The classes of all tiles of rows x keys, by row tiles (or by key tiles): the source "stored". If
   /// all heads and sequences share them, with their long lines. by_tiles: see map_tiles; where both kinds
-  /// of map are wanted.
+  /// of map are wanted. Where the source "dense" is forced all tiles are active, and none is full.
   TileMap tile_map(i32 rows, i32 keys, bool key_lines, bool by_tiles = false);
 
   /// Modules that another call will need; they are asked for, and compiled in the background, where

@@ -18,11 +18,20 @@ inline std::string sm90_refusal(const AttentionProblem& problem, const DeviceInf
   return "";
 }
 
+/// The same where JALI_FORCE asks for tiles that are classified as they come, but a kernel needs a map.
+inline std::string map_refusal(const AttentionProblem& problem, bool needs_map) {
+  if (!needs_map || problem.forced_source != TileSource::kInline) return "";
+  return "JALI_FORCE=inline asks for tiles that are classified as they come, but those of this "
+         "mask or call are "
+         "looked up in a map; unset it";
+}
+
 class ForwardVariant {
  public:
   virtual ~ForwardVariant() = default;
   virtual Fit fits(const AttentionProblem& problem, const DeviceInfo& device) const = 0;
   virtual TileShape tile(const AttentionProblem& problem) const = 0;
+  virtual TileSource source(const AttentionProblem& problem) const = 0;
   /// All modules that run() may need, the attention kernel's first.
   virtual std::vector<KernelText> texts(const AttentionProblem& problem) const = 0;
   /// lse may be absent.

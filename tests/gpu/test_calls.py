@@ -458,6 +458,37 @@ def test_explain_tells_of_the_gpu() -> None:
     assert said.tile == jali.explain(q, k, v, jali.CausalMask()).tile
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", ["window", "documents", "packed documents"])
+def test_tiles_from_a_forced_source(
+    name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = inputs(L=1000, D=128)
+    mask = jali.CausalMask() & {
+        "window": jali.WindowMask.last(200),
+        "documents": jali.DocumentMask(documents(1000)),
+        "packed documents": jali.DocumentMask.from_lengths([400, 600]),
+    }[name].to("cuda")
+
+    def call(q, k, v):
+        return jali.attention(q, k, v, mask, deterministic=deterministic)
+
+    chosen = gradients(call, tensors)
+    visited = {}
+    for source in ("dense", "inline", "stored"):
+        monkeypatch.setenv("JALI_FORCE", source)
+        if source == "inline" and (name == "documents" or deterministic):
+            with pytest.raises(NotImplementedError, match="JALI_FORCE=inline"):
+                gradients(call, tensors)
+            continue
+        said = jali.explain(*tensors, mask)
+        assert said.source == source
+        visited[source] = said.num_partial + said.num_full
+        for a, b in zip(gradients(call, tensors), chosen, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    assert visited["dense"] > 2 * visited["stored"]
+
+
 def test_checks_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs()
     monkeypatch.setattr(jali._check, "LEVEL", "cpu")

@@ -36,10 +36,11 @@ struct IsUneven {
 /// T: BF16 or FP16. kRows, kKeys: of a tile. kRestBytes: of the variant's own memory, after K, V and
 /// two stages of Q and dO (1024-aligned). kRowStages: of BackwardTile. M: the mask. kOrdered: the sums
 /// of dq are made in the order of the key tiles, so that they are the same every time. kOptions: of
-/// the scores. kWanted: gradients of biases. All matrices lie as [dim / 64][rows][64] under the
+/// the scores. kWanted: gradients of biases. kForcesMap: no tile is classified as it comes. All matrices lie as [dim / 64][rows][64] under the
 /// 128-byte swizzle.
 template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, i32 kRowStages, class M,
-          bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted, bool kMatrices>
+          bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted, bool kMatrices,
+          bool kForcesMap>
 struct BackwardTiles {
   static constexpr i32 kStages = 2;
   static constexpr i32 kNoteSlots = 4;
@@ -60,7 +61,7 @@ struct BackwardTiles {
   // Under a mask there are cells to look up, and maps, unless the loader classifies row tiles itself. PERF:
   // a kernel less to launch, before all others.
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
-  static constexpr bool kClassifies = kMasked && !kOrdered && !any_leaf<IsUneven, M>;
+  static constexpr bool kClassifies = kMasked && !kOrdered && !kForcesMap && !any_leaf<IsUneven, M>;
   static constexpr bool kMapped = kMasked && !kClassifies;
   // Sums over rows for the gradient of a bias of keys come from the tensor cores, in tiles of 128 keys. PERF: but
   // beside a mask turns leave no register for them.

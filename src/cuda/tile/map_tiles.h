@@ -119,12 +119,14 @@ JALI_HD constexpr u32 first_tiles(i32 n) { return n <= 0 ? 0 : ~0u >> (32 - min_
 /// tiles each; one warp's for others.
 /// lines: of one head, of all sequences where tokens are packed. by_tiles: every tile is classified by itself,
 /// so that maps by row tiles and by key tiles agree; spans, which spare whole words, may drop a tile in one of
-/// them that its class keeps in the other. storing: see store_or_wait; 0: what there is to store was stored
+/// them that its class keeps in the other. all: every tile is active, and none full, whatever the mask says.
+/// storing: see store_or_wait; 0: what there is to store was stored
 /// before. counter: [0] blocks that began, if some store, [1] blocks done; zero before and after; null if none
 /// store and no lines are listed.
 template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
 __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,
-                          i32 num_heads, i32 together, bool by_tiles, i32 storing, i32* counter) {
+                          i32 num_heads, i32 together, bool by_tiles, bool all, i32 storing,
+                          i32* counter) {
   ptx::begin_kernel();
   constexpr i32 kLine = kKeyLines ? kKeys : kRows, kAcross = kKeyLines ? kRows : kKeys;
   constexpr i32 kWord = 32 * kAcross;
@@ -176,7 +178,7 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
     // that hangs over the last key has columns to hide.
     auto can_be_full = [&](i32 at) {
       const i32 whole = kKeyLines ? begin + kKeys <= f.num_keys ? 32 : 0 : (across - at) / kKeys;
-      return first_tiles(whole);
+      return all ? 0 : first_tiles(whole);
     };
 
     bool open = false;
@@ -185,7 +187,9 @@ __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map,
       const i32 at = own * kWord, to = min_of(at + kWord, across);
       Tile cls = Tile::kEmpty;
       if (at < across) {
-        if (by_tiles) {
+        if (all) {
+          cls = Tile::kFull;
+        } else if (by_tiles) {
           cls = Tile::kPartial;
         } else if constexpr (kBlocks) {
           cls = outside_span(at, to) ? Tile::kEmpty : Tile::kPartial;

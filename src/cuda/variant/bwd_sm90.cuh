@@ -89,8 +89,10 @@ namespace jali::cuda {
 using namespace ptx;
 
 /// T: BF16 or FP16. M: the mask. kOrdered: deterministic. kWanted: gradients of biases.
+/// kForcesMap: see BackwardTiles.
 template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false,
-          ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{}>
+          ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{},
+          bool kForcesMap = false>
 struct Backward {
   static constexpr BackwardTile kTile = backward_tile(kD, kDv, kOptions);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
@@ -98,9 +100,10 @@ struct Backward {
   // PERF: not beside options, for which registers would be too few; D128 is 3 % slower so.
   static constexpr bool kMatrices = kRows == 128 && !kOptions.adjusts() && !kOptions.dropout;
   static constexpr i32 kBiasAt = 2 * kDsBytes + kTile.dq_floats * 4;
-  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys,
-                                    kBiasAt + backward_bias_bytes(kD, kDv, kOptions),
-                                    kTile.row_stages, M, kOrdered, kOptions, kWanted, kMatrices>;
+  using Tiles =
+      tile::BackwardTiles<T, kD, kDv, kRows, kKeys,
+                          kBiasAt + backward_bias_bytes(kD, kDv, kOptions), kTile.row_stages, M,
+                          kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
   static constexpr bool kStagesBias = Tiles::kStagesBias;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;

@@ -50,14 +50,16 @@ namespace jali::cuda {
 using namespace ptx;
 
 /// T: BF16 or FP16. M: the mask. kOrdered: deterministic. kWanted: gradients of biases.
+/// kForcesMap: see BackwardTiles.
 template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false,
-          ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{}>
+          ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{},
+          bool kForcesMap = false>
 struct BackwardWide {
   static constexpr BackwardTile kTile = backward_wide_tile(kD, kDv);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
   using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes, kTile.row_stages, M,
-                                    kOrdered, kOptions, kWanted, false>;
+                                    kOrdered, kOptions, kWanted, false, kForcesMap>;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;

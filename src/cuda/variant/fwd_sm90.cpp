@@ -16,14 +16,14 @@ constexpr i32 kMaxHeadDim = 256;
 
 i32 rounded(i32 dim) { return ceil_div(dim, 32) * 32; }
 
-MaskKind kind_of(const BoundMask& mask) {
-  if (mask.trivial()) return MaskKind::kNone;
+MaskKind kind_of(const AttentionProblem& p) {
+  if (p.mask->trivial()) return MaskKind::kNone;
   i32 row_bytes = 0;
-  bool mapped = false;
-  for (const auto& leaf : mask.leaves()) {
+  bool mapped = p.forces_map();
+  for (const auto& leaf : p.mask->leaves()) {
     if (leaf->device_light_row_bytes() == 0) return MaskKind::kHeavy;
     row_bytes += leaf->device_light_row_bytes();
-    mapped |= leaf->device_mapped();
+    mapped |= leaf->device_mapped() && !p.forced_source;
     // With the map come the stored blocks.
     mapped |= leaf->rows_read_tables() || leaf->cols_read_tables();
   }
@@ -87,7 +87,8 @@ class ForwardSm90 final : public ForwardVariant {
           "the kernels for sm_90a take head dims that are multiples of 8; pad q, k and v "
           "with zeros";
     } else {
-      fit.ok = true;
+      fit.reason = map_refusal(p, has_map(kind_of(p)));
+      fit.ok = fit.reason.empty();
       fit.cost = 1;
     }
     return fit;
@@ -98,17 +99,25 @@ class ForwardSm90 final : public ForwardVariant {
     return {shape.rows(), shape.keys};
   }
 
+  TileSource source(const AttentionProblem& p) const override {
+    const MaskKind kind = kind_of(p);
+    if (kind == MaskKind::kNone) return TileSource::kDense;
+    return p.forced_source.value_or(has_map(kind) ? TileSource::kStored : TileSource::kInline);
+  }
+
   std::vector<KernelText> texts(const AttentionProblem& p) const override {
     const ForwardShape shape = shape_of(p);
     std::vector<KernelText> all = {text(p)};
-    if (has_map(kind_of(*p.mask))) all.push_back(map_text(shape.rows(), shape.keys, false));
+    if (has_map(kind_of(p))) all.push_back(map_text(shape.rows(), shape.keys, false));
     return all;
   }
 
   static KernelText text(const AttentionProblem& p) {
     const std::string dims = std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv));
-    const char *const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16",
-                      *const kind = text_of(kind_of(*p.mask));
+    const char *const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16", *const kind =
+                                                                                      text_of(
+                                                                                          kind_of(
+                                                                                              p));
     const ScoreOptions options = options_of(p);
     std::string key;
     key.reserve(256);
@@ -132,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
 }  // namespace jali::cuda
 )";
             },
-            options == ScoreOptions{} && p.D > 64 && kind_of(*p.mask) <= MaskKind::kLight};
+            options == ScoreOptions{} && p.D > 64 && kind_of(p) <= MaskKind::kLight};
   }
 
   void run(Call& call, const HeadView& out, const HeadView& lse) const override {
@@ -165,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.heads = batches * p.Hq;
     a.num_tiles = a.tiles_per_head * a.heads;
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
-    const bool mapped = has_map(kind_of(*p.mask));
+    const bool mapped = has_map(kind_of(p));
     a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv),
                                 reach_of(*p.mask, mapped, a.seq.cut()));
     const i32 last = heads_by_length(a.heads, a.tiles_per_head, call.device().num_sms);
@@ -184,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
 
  private:
   static ForwardShape shape_of(const AttentionProblem& p) {
-    return forward_shape(rounded(p.D), rounded(p.Dv), options_of(p), kind_of(*p.mask));
+    return forward_shape(rounded(p.D), rounded(p.Dv), options_of(p), kind_of(p));
   }
 
   /// The kernel always writes the LSE.
