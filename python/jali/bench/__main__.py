@@ -26,6 +26,9 @@ def main() -> int:
         "--only", choices=sorted({*PARTS, *GPU_PARTS}), action="append", help="some parts alone"
     )
     parser.add_argument("--rounds", type=int, help="measured rounds (CPU 5, GPU 7; quick 3)")
+    parser.add_argument("--turn", type=float, default=0.03, help="GPU: seconds that a rival "
+                        "has the card at a time; from 0.3 on each has the clock that it has when "
+                        "it runs alone")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of the JSON")
     args = parser.parse_args()
     if args.isa and os.environ.get("JALI_FORCE") != args.isa:
@@ -40,10 +43,11 @@ def main() -> int:
 
 def run_gpu(args: argparse.Namespace) -> None:
     """The parts that were asked for, on the current GPU."""
-    from . import gpu, gpu_costs
+    from . import gpu, gpu_costs, timing
     from .report import Report, machine
 
     begin = time.perf_counter()
+    timing.gpu_turn = args.turn
     report = Report()
     print(f"{machine()['gpu']}  jali {machine()['jali']}  torch {machine()['torch']}")
     rounds = args.rounds or (3 if args.quick else 7)

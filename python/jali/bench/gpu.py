@@ -84,9 +84,9 @@ class Problem:
         return self.B * self.Hq * cells * per_cell
 
     def calls(self) -> int:
-        """How often to call it in one measurement: about 30 ms, so that the card's power limit is
-        felt by each as when it runs alone."""
-        return max(8, min(128, int(30e-3 * 500e12 / self.flops(self.L**2, False))))
+        """How often to call it in one measurement: about `timing.gpu_turn` seconds."""
+        seconds = max(self.flops(self.L**2, False) / 500e12, 234e-6)
+        return max(8, int(timing.gpu_turn / seconds))
 
 
 def forward_call(attention: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Call:

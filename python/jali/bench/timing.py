@@ -7,6 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
+#: Seconds that a rival has the GPU at a time. The card is bound by power, and takes some 0.1 s to
+#: find its clock: in shorter turns rivals have nearly the same one, in longer ones each its own.
+gpu_turn = 0.03
+
 
 def by_wall_clock(function: Callable[[], object], calls: int) -> float:
     """Seconds of so many calls."""
