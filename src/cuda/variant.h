@@ -22,8 +22,8 @@ inline std::string sm90_refusal(const AttentionProblem& problem, const DeviceInf
 inline std::string map_refusal(const AttentionProblem& problem, bool needs_map) {
   if (!needs_map || problem.forced_source != TileSource::kInline) return "";
   return "JALI_FORCE=inline asks for tiles that are classified as they come, but those of this "
-         "mask or call are "
-         "looked up in a map; unset it";
+         "mask "
+         "or call are looked up in a map; unset it";
 }
 
 class ForwardVariant {

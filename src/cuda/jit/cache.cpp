@@ -153,10 +153,16 @@ bool DiskCache::store(const std::string& key, const std::string& bytes) const {
     return false;
   }
   fchmod(file, 0644);
-  const bool written = write_all(file, kFormat + sha256(bytes) + "\n") && write_all(file, bytes);
-  const int error = errno;
-  close(file);
-  if (written && rename(temporary.c_str(), path(key + ".cubin").c_str()) == 0) return true;
+  bool written = write_all(file, kFormat + sha256(bytes) + "\n") && write_all(file, bytes);
+  int error = errno;
+  if (close(file) != 0 && written) {  // some file systems say here that there was no room
+    written = false;
+    error = errno;
+  }
+  if (written) {
+    if (rename(temporary.c_str(), path(key + ".cubin").c_str()) == 0) return true;
+    error = errno;
+  }
   note_problem("cannot write " + path(key + ".cubin") + ": " + std::strerror(error));
   unlink(temporary.c_str());
   return false;

@@ -36,8 +36,8 @@ struct IsUneven {
 /// T: BF16 or FP16. kRows, kKeys: of a tile. kRestBytes: of the variant's own memory, after K, V and
 /// two stages of Q and dO (1024-aligned). kRowStages: of BackwardTile. M: the mask. kOrdered: the sums
 /// of dq are made in the order of the key tiles, so that they are the same every time. kOptions: of
-/// the scores. kWanted: gradients of biases. kForcesMap: no tile is classified as it comes. All matrices lie as [dim / 64][rows][64] under the
-/// 128-byte swizzle.
+/// the scores. kWanted: gradients of biases. kForcesMap: no tile is classified as it comes. All matrices
+/// lie as [dim / 64][rows][64] under the 128-byte swizzle.
 template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, i32 kRowStages, class M,
           bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted, bool kMatrices,
           bool kForcesMap>

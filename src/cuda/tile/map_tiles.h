@@ -120,9 +120,8 @@ JALI_HD constexpr u32 first_tiles(i32 n) { return n <= 0 ? 0 : ~0u >> (32 - min_
 /// lines: of one head, of all sequences where tokens are packed. by_tiles: every tile is classified by itself,
 /// so that maps by row tiles and by key tiles agree; spans, which spare whole words, may drop a tile in one of
 /// them that its class keeps in the other. all: every tile is active, and none full, whatever the mask says.
-/// storing: see store_or_wait; 0: what there is to store was stored
-/// before. counter: [0] blocks that began, if some store, [1] blocks done; zero before and after; null if none
-/// store and no lines are listed.
+/// storing: see store_or_wait; 0: what there is to store was stored before. counter: [0] blocks that began, if
+/// some store, [1] blocks done; zero before and after; null if none store and no lines are listed.
 template <class M, i32 kRows, i32 kKeys, bool kKeyLines>
 __device__ void map_tiles(const M& mask, const Sequences& s, const TileMap& map, i32 lines,
                           i32 num_heads, i32 together, bool by_tiles, bool all, i32 storing,

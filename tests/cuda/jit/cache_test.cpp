@@ -1,9 +1,12 @@
 // The disk cache of compiled kernels: one maker, whole entries, damage and full folders survived.
 #include "cuda/jit/cache.h"
 
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -93,6 +96,50 @@ TEST(a_folder_that_cannot_be_written_is_no_error) {
   CHECK(!cache.find("key").has_value());
   CHECK(!DiskCache::last_problem().empty());
   CHECK(DiskCache("", 1 << 20).find_or_make("key", [] { return std::string("off"); }) == "off");
+}
+
+/// What `check` says in a process of its own.
+template <class Check>
+bool in_child(Check check) {
+  if (fork() == 0) _exit(check() ? 0 : 1);
+  int status = 1;
+  wait(&status);
+  return status == 0;
+}
+
+TEST(a_read_only_folder_gives_what_it_has) {
+  const Folder folder;
+  const DiskCache cache(folder.path, 1 << 20);
+  cache.find_or_make("key", [] { return std::string("old"); });
+  chmod(folder.path.c_str(), 0555);
+  CHECK(in_child([&] {
+    if (geteuid() == 0 && setuid(65534) != 0) return false;  // root may write everywhere
+    const auto other = [] { return std::string("new"); };
+    return cache.find_or_make("key", other) == "old" &&
+           cache.find_or_make("other", other) == "new" && !cache.find("other") &&
+           !DiskCache::last_problem().empty();
+  }));
+  chmod(folder.path.c_str(), 0755);
+}
+
+TEST(without_room_nothing_is_left_behind) {
+  const Folder folder;
+  const DiskCache cache(folder.path, 1 << 20);
+  cache.find_or_make("old", [] { return std::string("small"); });
+  CHECK(in_child([&] {
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit most{4096, 4096};  // a file that grows further fails as one on a full disk
+    if (setrlimit(RLIMIT_FSIZE, &most) != 0) return false;
+    const std::string big(100000, 'x');
+    return cache.find_or_make("big", [&] { return big; }) == big && !cache.find("big") &&
+           cache.find("old") == "small" && !DiskCache::last_problem().empty();
+  }));
+  for (const auto& entry : fs::directory_iterator(folder.path)) {
+    const std::string name = entry.path().filename().string();
+    CHECK(name == "old.cubin" || name.ends_with(".lock"));
+  }
+  CHECK(cache.find_or_make("big", [] { return std::string("there is room"); }) == "there is room");
+  CHECK(cache.find("big") == "there is room");
 }
 
 TEST(what_was_not_used_for_longest_goes_first) {
