@@ -20,8 +20,8 @@ class Explanation:
 
     Attributes:
         backend: What runs it, e.g. "cpu".
-        source: Where the kernel's tiles come from: "dense" (all run), "inline" (classified in
-            place), "stored", "gathered".
+        source: Where the forward's tiles come from: "dense" (all are visited), "inline" (each is
+            classified as it comes), "stored" (in a map that is made before).
         tile: Rows and keys of a tile.
         num_empty, num_partial, num_full: Tiles skipped, run with the mask, run without it; over
             all sequences and heads.
