@@ -71,10 +71,12 @@ def prepare(
             # What scaled_dot_product_attention takes: a bias. Neither of the two is dropped.
             bias = mask if bias is None else mask + bias
         else:
-            ctx = None
-            if not isinstance(mask, Mask) or mask._needs_call:
-                ctx = context(q, k, q_offset, cu_seqlens_q, cu_seqlens_k)
-            program, tables, scalars = flatten(mask, ctx)
+            if isinstance(mask, Mask) and not mask._needs_call:
+                # Numbers of a mask that is made while a graph is traced belong to that graph.
+                flat = mask.flatten() if torch.compiler.is_compiling() else mask._flat
+            else:
+                flat = flatten(mask, context(q, k, q_offset, cu_seqlens_q, cu_seqlens_k))
+            program, tables, scalars = flat
             if program:
                 given["program"] = program
             if tables:

@@ -11,6 +11,7 @@ shape is known.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -98,6 +99,14 @@ class Mask:
         scalars: list[int] = []
         self._emit(program, tables, scalars, ctx)
         return program, tables, scalars
+
+    @functools.cached_property
+    def _flat(self) -> Flat:
+        """flatten() of a mask that does not depend on the call. Nobody may change the lists.
+
+        PERF: 1 us a call.
+        """
+        return self.flatten()
 
     def lower(self, ctx: CallContext) -> Mask:
         """The same mask for this call as an expression over leaves."""
