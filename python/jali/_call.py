@@ -218,14 +218,8 @@ def make_seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
     return torch.full((), seed, dtype=torch.int64, device=device)
 
 
-def flatten(mask: Any, ctx: CallContext | None) -> Flat:
-    """Any accepted kind of mask but a float tensor as (program, tables, scalars).
-
-    ctx: None only for a mask that does not depend on the call.
-    """
-    if isinstance(mask, Mask):
-        return mask.flatten(ctx)
-    assert ctx is not None
+def flatten(mask: Any, ctx: CallContext) -> Flat:
+    """Any accepted kind of mask but a float tensor as (program, tables, scalars)."""
     if isinstance(mask, Plan):
         _check_plan(mask, ctx)
         return mask.flat

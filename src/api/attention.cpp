@@ -137,8 +137,8 @@ Explanation explain(const Mask& mask, const Shape& shape, std::int64_t D, std::i
   e.num_partial = counts.num_partial;
   e.num_full = counts.num_full;
   e.num_visible = counts.num_visible;
-  if (source == TileSource::kDense &&
-      !bound.trivial()) {  // what is visible of a tile is found out in it
+  // All are visited: what is visible of a tile is found out in it.
+  if (source == TileSource::kDense && !bound.trivial()) {
     e.num_partial += e.num_empty + e.num_full;
     e.num_empty = e.num_full = 0;
   }

@@ -13,8 +13,7 @@ const std::vector<EnvVariable>& env_variables() {
   static const std::vector<EnvVariable> table = {
       {"JALI_FORCE", "v2 | v3 | v4, dense | inline | stored",
        "the instruction set that the CPU backend uses (read once); where GPU kernels have a mask's "
-       "tiles from: "
-       "all are visited, each is classified as it comes, or a map is made before"},
+       "tiles from: all are visited, each is classified as it comes, or a map is made before"},
       {"JALI_CACHE", "folder", "compiled GPU kernels (default: ~/.cache/jali)"},
       {"JALI_CACHE_LIMIT", "MB", "size of that folder for one compiler version (default: 512)"},
       {"JALI_NVRTC", "path", "libnvrtc.so to compile GPU kernels with"},
@@ -47,9 +46,10 @@ std::string forced(std::initializer_list<const char*> choices) {
     const std::string item = list.substr(begin, end - begin);
     begin = end + 1;
     if (std::find(std::begin(kKnown), std::end(kKnown), item) == std::end(kKnown)) {
-      value_error("JALI_FORCE=", list,
-                  ": expected v2, v3 or v4, and dense, inline or stored, separated by a ",
-                  "comma, got '", item, "'");
+      value_error(
+          "JALI_FORCE=", list,
+          ": expected v2, v3 or v4, and dense, inline or stored, separated by a comma, got '", item,
+          "'");
     }
     if (std::find(choices.begin(), choices.end(), item) != choices.end()) found = item;
   }
