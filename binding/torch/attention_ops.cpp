@@ -47,6 +47,23 @@ Mask make_mask(Viewer see, const MaybeInts& program, const MaybeInts& scalars,
               tables ? views(*tables, see) : std::vector<TensorView>());
 }
 
+// A mask as one int64 tensor on the CPU: the length of its program, the program, its scalars.
+Mask unpack_mask(const MaybeTensor& numbers, const std::optional<std::vector<Tensor>>& tables) {
+  if (!numbers) return Mask();
+  const TensorView view = binding::view(*numbers);
+  const bool taken = view.dtype == DType::kI64 && view.rank == 1 && view.shape[0] > 0 &&
+                     view.stride[0] == 1 && view.device == DeviceType::kCPU;
+  const auto* first = taken ? static_cast<const std::int64_t*>(view.data) : nullptr;
+  if (!taken || *first < 0 || *first >= view.shape[0]) {
+    throw Error(Error::Kind::kType,
+                "a mask's numbers must be an int64 tensor on the CPU: the length of its program, "
+                "the program, its scalars");
+  }
+  const std::int64_t *program = first + 1, *scalars = program + *first;
+  return Mask({program, scalars}, {scalars, first + view.shape[0]},
+              tables ? views(*tables) : std::vector<TensorView>());
+}
+
 AttentionOptions make_options(Viewer see, const MaybeTensor& bias, const MaybeTensor& key_bias,
                               const MaybeTensor& alibi_slopes, const MaybeTensor& sinks,
                               const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
@@ -78,6 +95,13 @@ AttentionOptions make_options(Viewer see, const MaybeTensor& bias, const MaybeTe
   options.softcap = softcap;
   options.dropout_p = dropout_p;
   options.deterministic = deterministic;
+  options.num_threads = static_cast<int>(torch::stable::get_num_threads());
+  return options;
+}
+
+AttentionOptions scale_alone(std::optional<double> scale) {
+  AttentionOptions options;
+  if (scale) options.scale = *scale;
   options.num_threads = static_cast<int>(torch::stable::get_num_threads());
   return options;
 }
@@ -130,11 +154,9 @@ Tensor cut(Tensor padded, std::int64_t width) {
   return exact;
 }
 
-std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                             JALI_OPTIONS_PARAMETERS, bool expect_backward) {
-  check_ranks(q, v, cu_seqlens_q.has_value());
-  AttentionOptions options = JALI_OPTIONS;
-  options.expect_backward = expect_backward;
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const Mask& mask, AttentionOptions options,
+                                   std::optional<double> scale, const MaybeTensor& cu_seqlens_q) {
   const Input q_in(q), k_in(k), v_in(v);
   std::optional<GpuCall> gpu;
   if (q_in.given.device == DeviceType::kCUDA) gpu.emplace(q, options);
@@ -147,9 +169,28 @@ std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, c
     torch::stable::zero_(out);
     torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
   }
-  jali::attention_forward(q_in.taken, k_in.taken, v_in.taken, JALI_MASK, options, view(out),
-                          view(lse));
+  jali::attention_forward(q_in.taken, k_in.taken, v_in.taken, mask, options, view(out), view(lse));
   return {cut(std::move(out), v_in.given.size(-1)), std::move(lse)};
+}
+
+std::tuple<Tensor, Tensor> attention_forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                             JALI_OPTIONS_PARAMETERS, bool expect_backward) {
+  check_ranks(q, v, cu_seqlens_q.has_value());
+  AttentionOptions options = JALI_OPTIONS;
+  options.expect_backward = expect_backward;
+  return forward(q, k, v, JALI_MASK, options, scale, cu_seqlens_q);
+}
+
+// PERF: attention_forward with a mask and a scale alone, to which 15 arguments less and no lists of numbers are handed
+// over.
+std::tuple<Tensor, Tensor> masked_forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                          const MaybeTensor& mask,
+                                          const std::optional<std::vector<Tensor>>& tables,
+                                          std::optional<double> scale, bool expect_backward) {
+  check_ranks(q, v, false);
+  AttentionOptions options = scale_alone(scale);
+  options.expect_backward = expect_backward;
+  return forward(q, k, v, unpack_mask(mask, tables), options, scale, std::nullopt);
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {
@@ -166,12 +207,17 @@ void clear(MaybeTensor& tensor) {
   if (tensor) torch::stable::zero_(*tensor);
 }
 
-Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                         const Tensor& lse, const Tensor& dout, const MaybeTensor& dlse,
-                         JALI_OPTIONS_PARAMETERS, bool need_bias, bool need_key_bias,
-                         bool need_sinks, bool gradients_together) {
-  check_ranks(q, v, cu_seqlens_q.has_value());
-  AttentionOptions options = JALI_OPTIONS;
+// Of which inputs beside q, k and v gradients are wanted.
+struct Wanted {
+  const MaybeTensor &bias, &key_bias, &sinks;
+  bool need_bias, need_key_bias, need_sinks;
+};
+
+Grads backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+               const Tensor& lse, const Tensor& dout, const MaybeTensor& dlse, const Mask& mask,
+               AttentionOptions options, std::optional<double> scale,
+               const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
+               const Wanted& wanted, bool gradients_together) {
   const Tensor dout_rows = with_contiguous_rows(dout);
   const Input q_in(q), k_in(k), v_in(v), out_in(out), dout_in(dout_rows);
   std::optional<GpuCall> gpu;
@@ -180,9 +226,9 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   const auto width = [](const Input& input) { return input.taken.size(-1); };
   auto [dq, dk, dv] = three_in_order({&q_in.given, &k_in.given, &v_in.given},
                                      {width(q_in), width(k_in), width(v_in)}, gradients_together);
-  MaybeTensor dbias = gradient_of(bias, need_bias);
-  MaybeTensor dkey_bias = gradient_of(key_bias, need_key_bias);
-  MaybeTensor dsinks = gradient_of(sinks, need_sinks);
+  MaybeTensor dbias = gradient_of(wanted.bias, wanted.need_bias);
+  MaybeTensor dkey_bias = gradient_of(wanted.key_bias, wanted.need_key_bias);
+  MaybeTensor dsinks = gradient_of(wanted.sinks, wanted.need_sinks);
   if (has_tail(cu_seqlens_q, q)) torch::stable::zero_(dq);
   if (has_tail(cu_seqlens_k, k)) {
     torch::stable::zero_(dk);
@@ -199,13 +245,38 @@ Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, cons
   const AttentionGrads grads{view(dq),    view(dk),        view(dv),
                              view(dbias), view(dkey_bias), view(dsinks)};
   jali::attention_backward(q_in.taken, k_in.taken, v_in.taken, out_in.taken, view(lse),
-                           dout_in.taken, view(dlse), JALI_MASK, options, grads);
+                           dout_in.taken, view(dlse), mask, options, grads);
   std::vector<Tensor> others;
   for (const MaybeTensor* given : {&dbias, &dkey_bias, &dsinks}) {
     if (*given) others.push_back(**given);
   }
   return {cut(std::move(dq), q_in.given.size(-1)), cut(std::move(dk), k_in.given.size(-1)),
           cut(std::move(dv), v_in.given.size(-1)), std::move(others)};
+}
+
+Grads attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                         const Tensor& lse, const Tensor& dout, const MaybeTensor& dlse,
+                         JALI_OPTIONS_PARAMETERS, bool need_bias, bool need_key_bias,
+                         bool need_sinks, bool gradients_together) {
+  check_ranks(q, v, cu_seqlens_q.has_value());
+  const Wanted wanted{bias, key_bias, sinks, need_bias, need_key_bias, need_sinks};
+  return backward(q, k, v, out, lse, dout, dlse, JALI_MASK, JALI_OPTIONS, scale, cu_seqlens_q,
+                  cu_seqlens_k, wanted, gradients_together);
+}
+
+// PERF: see masked_forward. The gradients may share a storage.
+std::tuple<Tensor, Tensor, Tensor> masked_backward(const Tensor& q, const Tensor& k,
+                                                   const Tensor& v, const Tensor& out,
+                                                   const Tensor& lse, const Tensor& dout,
+                                                   const MaybeTensor& dlse, const MaybeTensor& mask,
+                                                   const std::optional<std::vector<Tensor>>& tables,
+                                                   std::optional<double> scale) {
+  check_ranks(q, v, false);
+  const MaybeTensor none;
+  auto [dq, dk, dv, others] =
+      backward(q, k, v, out, lse, dout, dlse, unpack_mask(mask, tables), scale_alone(scale), scale,
+               none, none, {none, none, none, false, false, false}, true);
+  return {std::move(dq), std::move(dk), std::move(dv)};
 }
 
 // Of each module: name, compiler's log, bytes, whether it was compiled now, each ended by a zero. Texts
@@ -270,6 +341,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(jali, m) {
       ", bool need_bias=False, bool need_key_bias=False, bool need_sinks=False, "
       "bool gradients_together=False) -> (Tensor dq, Tensor dk, Tensor dv, Tensor[] others)");
   m.def(
+      "masked_forward(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor[]? tables, float? scale, "
+      "bool expect_backward) -> (Tensor out, Tensor lse)");
+  m.def(
+      "masked_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, "
+      "Tensor? dlse, Tensor? mask, Tensor[]? tables, float? scale) -> (Tensor dq, Tensor dk, "
+      "Tensor dv)");
+  m.def(
       "attention_truth(Tensor q, Tensor k, Tensor v, Tensor? dout, Tensor? "
       "dlse, " JALI_OPTIONS_SCHEMA
       ") -> (Tensor out, Tensor lse, Tensor dq, Tensor dk, Tensor dv, Tensor dbias, "
@@ -286,6 +364,8 @@ STABLE_TORCH_LIBRARY_IMPL(jali, CompositeExplicitAutograd, m) {
 STABLE_TORCH_LIBRARY_IMPL(jali, CPU, m) {
   m.impl("attention_forward", JALI_KERNEL(attention_forward));
   m.impl("attention_backward", JALI_KERNEL(attention_backward));
+  m.impl("masked_forward", JALI_KERNEL(masked_forward));
+  m.impl("masked_backward", JALI_KERNEL(masked_backward));
   m.impl("attention_truth", JALI_KERNEL(attention_truth));
 }
 
@@ -293,6 +373,8 @@ STABLE_TORCH_LIBRARY_IMPL(jali, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(jali, CUDA, m) {
   m.impl("attention_forward", JALI_KERNEL(attention_forward));
   m.impl("attention_backward", JALI_KERNEL(attention_backward));
+  m.impl("masked_forward", JALI_KERNEL(masked_forward));
+  m.impl("masked_backward", JALI_KERNEL(masked_backward));
   m.impl("attention_truth", JALI_KERNEL(attention_truth));
 }
 

@@ -12,6 +12,7 @@ import torch
 from jali import _ops
 from jali._call import prepare
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 4, 2, 7, 11, 8, 5
@@ -127,6 +128,62 @@ def test_opcheck_varlen_truth_and_masks() -> None:
     shape = (tables, scalars, program, 2, 4, 2, 9, 12, None, None, None, None, -1, -1)
     torch.library.opcheck(torch.ops.jali.mask_dense.default, shape)
     torch.library.opcheck(torch.ops.jali.mask_tiles.default, (*shape, 4, 4, 1, 1))
+
+
+class Watched(TorchDispatchMode):
+    """Sees what operators are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "jali":
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["none", "mask", "table", "scale"])
+def test_operators_of_few_arguments_give_the_same_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**OPTIONS[name](), "return_lse": True}
+    called: list[str] = []
+    for short in ("_masked_forward", "_masked_backward"):
+        operator = getattr(_ops, short)
+        monkeypatch.setattr(_ops, short, lambda *a, o=operator, s=short: called.append(s) or o(*a))
+    q, k, v = inputs()
+    dout, dlse = torch.randn(B, HQ, LQ, DV, dtype=q.dtype), torch.randn(B, HQ, LQ, dtype=q.dtype)
+
+    def results() -> tuple[Tensor, ...]:
+        out, lse = jali.attention(q, k, v, **options)
+        return out, lse, *torch.autograd.grad([out, lse], (q, k, v), [dout, dlse])
+
+    got = results()
+    assert called == ["_masked_forward", "_masked_backward"]
+    with torch.no_grad():
+        assert torch.equal(jali.attention(q, k, v, **options)[0], got[0])
+    assert called[2:] == ["_masked_forward"]
+    with Watched() as watched:
+        want = results()
+    assert watched.seen == ["jali::attention_forward", "jali::attention_backward"]
+    # Whatever is looked on, the forward or the backward alone.
+    out, lse = jali.attention(q, k, v, **options)
+    with Watched() as watched:
+        grads = torch.autograd.grad([out, lse], (q, k, v), [dout, dlse])
+    assert watched.seen == ["jali::attention_backward"]
+    for a, b, c in zip(got, want, (out, lse, *grads), strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
+def test_the_operator_of_few_arguments_passes_opcheck_and_refuses_other_numbers() -> None:
+    operator = torch.ops.jali.masked_forward.default
+    q, k, v = inputs(grad=False)
+    numbers = _ops._mask_numbers(*map(tuple, jali.WindowMask(2, 1).flatten()[::2]))
+    torch.library.opcheck(operator, (q, k, v, numbers, None, 0.3, True))
+    for wrong in (numbers.int(), numbers[None], numbers[:1], torch.tensor([-1]), numbers[::2]):
+        with pytest.raises(RuntimeError, match="TypeError: a mask's numbers must be an int64"):
+            operator(q, k, v, wrong, None, None, False)
 
 
 def test_the_call_without_gradients_gives_the_same_bits() -> None:
