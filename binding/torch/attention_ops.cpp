@@ -102,6 +102,7 @@ AttentionOptions make_options(Viewer see, const MaybeTensor& bias, const MaybeTe
 AttentionOptions scale_alone(std::optional<double> scale) {
   AttentionOptions options;
   if (scale) options.scale = *scale;
+  options.deterministic = false;
   options.num_threads = static_cast<int>(torch::stable::get_num_threads());
   return options;
 }
