@@ -80,7 +80,7 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& gra
   if (!fits_dims(rounded(p.D), rounded(p.Dv))) {
     fit.reason = std::string(file()) + " takes other head dims, the largest 256";
   } else if (!fits_options(rounded(p.D), rounded(p.Dv), backward_options(p, grads),
-                           bias_gradients(p, grads))) {
+                           bias_gradients(p, grads), p.deterministic)) {
     fit.reason = std::string(file()) + " leaves such options to another kernel";
   } else if (p.deterministic && !cells_in_order(p, grads)) {
     fit.reason =
@@ -122,6 +122,7 @@ KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardVie
     return text;
   };
   const bool finishes = wanted.per_tile() || wanted.rows || options.sinks;
+  const i32 cluster = tile(D, Dv, options).blocks;
   return {instance(),
           [=, this] {
             const std::string sums = finishes ? bias_gradient_kernels(type) : "";
@@ -130,7 +131,9 @@ KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardVie
 namespace jali::cuda {
 using Kernel = )" + instance() +
                    R"(;
-extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1)
+extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1))" +
+                   (cluster > 1 ? " __cluster_dims__(" + std::to_string(cluster) + ", 1, 1)" : "") +
+                   R"(
     backward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
              const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o,
              const __grid_constant__ BackwardArgs a, const __grid_constant__ M mask) {
@@ -156,8 +159,9 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   const i32 batches = p.varlen ? 1 : p.B;
   const i64 rows = p.varlen ? p.Tq : p.Lq, keys = p.varlen ? p.Tk : p.Lk;
   const TensorMap q = call.tensor_map("q", p.q, p.D, rows, tile.rows);
-  const TensorMap k = call.tensor_map("k", p.k, p.D, keys, tile.keys);
-  const TensorMap v = call.tensor_map("v", p.v, p.Dv, keys, tile.keys);
+  const i32 box_keys = tile.keys / tile.blocks;
+  const TensorMap k = call.tensor_map("k", p.k, p.D, keys, box_keys);
+  const TensorMap v = call.tensor_map("v", p.v, p.Dv, keys, box_keys);
   const TensorMap o = call.tensor_map("dout", dout, p.Dv, rows, tile.rows);
   call.row_strides("out", out, rows);
   call.row_strides("dq", grads.dq, rows);
@@ -174,7 +178,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.key_tiles = num_tiles(p, false, tile.keys);
   a.heads = batches * p.Hkv;
   a.section = section(p, rows, a.heads, call.device().num_sms);
-  a.last = heads_by_length(a.heads, a.key_tiles, call.device().num_sms);
+  const i32 most_clusters = call.device().num_sms / tile.blocks;
+  a.last = heads_by_length(a.heads, a.key_tiles, most_clusters);
   // Whose tiles do not come by length: more heads beside each other, so that no long one is left to the end.
   // PERF: 12 causal documents, 2 x 8K, 2 heads 585 us, 4 570, 8 575, 16 599; 32K 4149, 4193, 4134, 4317.
   if (p.documents) a.last = min_of(max_of(a.last, 8), a.heads);
@@ -195,9 +200,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   }
   const i64 row_tiles = i64{a.row_tiles} * p.Hq;
   // Blocks without key tiles of their own still care for row tiles.
-  const i64 blocks =
-      min_of<i64>(max_of<i64>(a.key_order().total(), row_tiles), call.device().num_sms);
-  set_first_and_last(a, static_cast<i32>(blocks));
+  const i64 useful = max_of<i64>(a.key_order().total(), ceil_div<i64>(row_tiles, tile.blocks));
+  const i64 clusters = min_of<i64>(useful, most_clusters);
+  const i64 blocks = clusters * tile.blocks;
+  set_first_and_last(a, static_cast<i32>(clusters));
   constexpr i32 kTaken = 6;
   const i32 sections = ceil_div(a.heads, a.section);
   a.num_counters = kTaken + 2 * sections;

@@ -24,8 +24,8 @@ class BackwardSm90Launch : public BackwardVariant {
   /// Of the kernel's head dims, multiples of 16.
   virtual bool fits_dims(i32 D, i32 Dv) const = 0;
   /// Whether it also has the registers for these, at dims that fit.
-  virtual bool fits_options(i32 D, i32 Dv, const ScoreOptions& options,
-                            const BiasGradients& wanted) const = 0;
+  virtual bool fits_options(i32 D, i32 Dv, const ScoreOptions& options, const BiasGradients& wanted,
+                            bool deterministic) const = 0;
   virtual BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options) const = 0;
   /// Relative to others that fit, too.
   virtual double cost() const = 0;

@@ -4,6 +4,7 @@
 
 #include "cuda/kernel/stored.h"
 #include "cuda/variant/bwd_sm90.cuh"
+#include "cuda/variant/bwd_sm90_pair.cuh"
 #include "cuda/variant/bwd_sm90_wide.cuh"
 #include "mask/leaf/causal.h"
 #include "mask/leaf/document.h"

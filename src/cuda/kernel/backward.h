@@ -32,12 +32,15 @@ struct BackwardTile {
   i32 shared_bytes;  // dynamic
   i32 threads;
   i32 loader_registers, consumer_registers;
+  i32 blocks = 1;  // that share a tile, each with its part of the keys: a cluster
 };
 
 constexpr i32 kBackwardConsumerWarps = 8;
 /// Barriers; the loader's notes; and at the end 16 x 8 ones, by which sums over rows are multiplied.
 constexpr i32 kBackwardBarrierBytes = 256, kBackwardOnesBytes = 256,
               kBackwardNotesBytes = kBackwardBarrierBytes + 448 + kBackwardOnesBytes;
+/// What blocks of a cluster tell each other.
+constexpr i32 kBackwardPairBytes = 32;
 /// Slots for cells of partial tiles: in tiles of 128 keys as many as notes, so that they are looked up
 /// ahead.
 template <i32 kKeys>

@@ -15,9 +15,9 @@ namespace jali::tile {
 /// is written as the sum of three numbers in bf16, [3][64] for 64 rows, under the 128-byte swizzle. kSinks:
 /// there are sinks. kRowBias: the gradient of a bias over rows alone is wanted. kStages: buffers of a warp
 /// that its threads fill ahead; 0: what is read is read where it is, by kLoads instructions at once, four
-/// registers each.
+/// registers each. kAdders: warps that add to the sums of dq for a key tile.
 template <class T, i32 kRows, i32 kD, i32 kDv, bool kMatrices, bool kSinks, bool kRowBias,
-          i32 kStages, i32 kLoads>
+          i32 kStages, i32 kLoads, i32 kAdders>
 struct BackwardRows {
   using Args = cuda::BackwardArgs;
   static constexpr i32 kPartRows = cuda::kBackwardPartRows;
@@ -394,8 +394,7 @@ struct BackwardRows {
 
   /// Whether all key tiles of a section have added to its sums, as this lane sees it.
   JALI_DEVICE bool complete(i32 section) const {
-    constexpr i32 kEach = cuda::kBackwardConsumerWarps;
-    return ptx::is_at_least(a.added + section, a.key_order().in_section(section) * kEach) &&
+    return ptx::is_at_least(a.added + section, a.key_order().in_section(section) * kAdders) &&
            ptx::is_at_least(a.prepared + section, a.row_order().in_section(section));
   }
   /// Takes parts from one of four counters.

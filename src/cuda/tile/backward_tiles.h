@@ -8,6 +8,7 @@
 
 #include "cuda/kernel/backward.h"
 #include "cuda/ptx/bulk.h"
+#include "cuda/ptx/cluster.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/matrix.h"
 #include "cuda/ptx/order.h"
@@ -36,13 +37,17 @@ struct IsUneven {
 /// T: BF16 or FP16. kRows, kKeys: of a tile. kRestBytes: of the variant's own memory, after K, V and
 /// two stages of Q and dO (1024-aligned). kRowStages: of BackwardTile. M: the mask. kOrdered: the sums
 /// of dq are made in the order of the key tiles, so that they are the same every time. kOptions: of
-/// the scores. kWanted: gradients of biases. kForcesMap: no tile is classified as it comes. All matrices
-/// lie as [dim / 64][rows][64] under the 128-byte swizzle.
+/// the scores. kWanted: gradients of biases. kForcesMap: no tile is classified as it comes. kPair: the two
+/// blocks of a cluster share key tiles of 2 kKeys, and each owns half of the keys, its item's from `key` on. All
+/// matrices lie as [dim / 64][rows][64] under the 128-byte swizzle.
 template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, i32 kRowStages, class M,
           bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted, bool kMatrices,
-          bool kForcesMap>
+          bool kForcesMap, bool kPair = false>
 struct BackwardTiles {
   static constexpr i32 kStages = 2;
+  static constexpr i32 kOStages = kPair ? 1 : kStages;
+  static constexpr i32 kTileKeys = kPair ? 2 * kKeys : kKeys;
+  static_assert(!(kPair && kOrdered));
   static constexpr i32 kNoteSlots = 4;
   static constexpr i32 kConsumerWarps = cuda::kBackwardConsumerWarps;
   static constexpr i32 kHalves = ceil_div(kD, 64), kHalvesV = ceil_div(kDv, 64);  // 64 columns each
@@ -54,7 +59,7 @@ struct BackwardTiles {
   static constexpr i32 kStatPlace =
       kMatrices ? kRows / 64 * cuda::kStatisticMatrixBytes : kRows * 4;
   static constexpr i32 kK = 0, kV = kK + kKBytes, kQ = kV + kVBytes, kO = kQ + kStages * kQBytes;
-  static constexpr i32 kRest = kO + kStages * kOBytes;
+  static constexpr i32 kRest = kO + kOStages * kOBytes;
   static constexpr i32 kStats = kRest + kRestBytes;
   // A bias over rows and keys goes by way of the variant's own memory.
   static constexpr bool kStagesBias = kRows < kKeys && kOptions.bias_eights;
@@ -91,10 +96,11 @@ struct BackwardTiles {
   static constexpr i32 kRowBuffers = kCells + kCellSlots * kCellBytes;
   static constexpr i32 kBarriers = kRowBuffers + kRowStages * cuda::kBackwardRowBytes;
   static constexpr i32 kNotes = kBarriers + cuda::kBackwardBarrierBytes;
-  static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
+  static constexpr i32 kPairNotes = kBarriers + cuda::kBackwardNotesBytes;
+  static constexpr i32 kSharedBytes = kPairNotes + (kPair ? cuda::kBackwardPairBytes : 0);
   template <i32 kStages, i32 kLoads>
   using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kMatrices, kOptions.sinks,
-                               kWanted.rows, kStages, kLoads>;
+                               kWanted.rows, kStages, kLoads, (kPair ? 2 : 1) * kConsumerWarps>;
   using Rows = RowWork<kStagesEach, 4>;  // of the loader's warpgroup
   using ConsumerRows = RowWork<0, 8>;    // these have registers before and after their own work
   // PERF: as many as the registers hold beside dv.
@@ -132,14 +138,14 @@ struct BackwardTiles {
     i32 first_units[1 + cuda::kMostLongLines];  // of the order of work
   };
   static_assert(kNotes + sizeof(Notes) + 12 <= kSharedBytes - cuda::kBackwardOnesBytes);
-  static_assert(8 * 28 <= cuda::kBackwardBarrierBytes);
+  static_assert(8 * 32 <= cuda::kBackwardBarrierBytes);
 
   struct Shared {
     u32 base;
     JALI_DEVICE u32 k() const { return base + kK; }
     JALI_DEVICE u32 v() const { return base + kV; }
     JALI_DEVICE u32 q(u32 stage) const { return base + kQ + stage * kQBytes; }
-    JALI_DEVICE u32 o(u32 stage) const { return base + kO + stage * kOBytes; }
+    JALI_DEVICE u32 o(u32 stage) const { return base + kO + (kPair ? 0 : stage) * kOBytes; }
     JALI_DEVICE u32 rest() const { return base + kRest; }
     JALI_DEVICE u32 neg_lse(u32 stage) const { return base + kStats + stage * kStatPlace; }
     JALI_DEVICE u32 neg_delta(u32 stage) const { return neg_lse(stage) + kStages * kStatPlace; }
@@ -158,7 +164,10 @@ struct BackwardTiles {
     JALI_DEVICE u32 k_empty() const { return barrier(2); }
     JALI_DEVICE u32 v_empty() const { return barrier(3); }
     JALI_DEVICE u32 q_full(u32 stage) const { return barrier(4 + stage); }
-    JALI_DEVICE u32 o_full(u32 stage) const { return barrier(6 + stage); }
+    JALI_DEVICE u32 o_full(u32 stage) const { return barrier(6 + (kPair ? 0 : stage)); }
+    JALI_DEVICE u32 o_empty() const { return barrier(7); }  // kPair
+    // kPair: half of the columns of the other block's K, those of dQ that this block adds; 1024-aligned.
+    JALI_DEVICE u32 peer_k() const { return base + kStats - kKBytes / 2; }
     JALI_DEVICE u32 rows_empty(u32 stage) const { return barrier(8 + stage); }
     JALI_DEVICE u32 note_full(u32 n) const { return barrier(10 + n % kNoteSlots); }
     JALI_DEVICE u32 own(i32 n) const { return barrier(14 + n); }  // of the variant, n < 4
@@ -166,6 +175,14 @@ struct BackwardTiles {
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(22 + n % kNoteSlots); }
     JALI_DEVICE u32 added_full() const { return barrier(26); }
     JALI_DEVICE u32 added_empty() const { return barrier(27); }
+    JALI_DEVICE u32 of_pair(i32 n) const {
+      return barrier(28 + n);
+    }  // kPair: of the variant, n < 4
+    // kPair: the first block tells the other one which key tile comes next; the number, and that it was read.
+    JALI_DEVICE u32 told_full() const { return base + kPairNotes; }
+    JALI_DEVICE u32 told_empty() const { return told_full() + 8; }
+    JALI_DEVICE u32 told() const { return told_full() + 16; }
+    JALI_DEVICE u32 times_told() const { return told_full() + 20; }  // for the loader alone
     /// Bits of a partial tile's cells, [key][kRows / 32].
     JALI_DEVICE u32 cells(u32 n) const { return base + kCells + n % kCellSlots * kCellBytes; }
     /// kRuns, in the place of cells: first and last row that see a key, and of 16 keys the head that these are of.
@@ -184,11 +201,21 @@ struct BackwardTiles {
     }
     for (i32 n = 0; n < kStages; ++n) {
       barrier_init(sm.q_full(n), 1);
-      barrier_init(sm.o_full(n), 1);
+      if (n < kOStages) barrier_init(sm.o_full(n), 1);
       barrier_init(sm.rows_empty(n), kConsumerWarps);
+    }
+    if constexpr (kPair) {
+      barrier_init(sm.o_empty(), kConsumerWarps);
+      barrier_init(sm.told_full(), 1);
+      barrier_init(sm.told_empty(), 1);
     }
     barrier_init(sm.added_full(), kConsumerWarps);
     barrier_init(sm.added_empty(), 1);
+  }
+  /// The first of this block's own keys in a key tile.
+  JALI_DEVICE static i32 own_first() {
+    if constexpr (!kPair) return 0;
+    return static_cast<i32>(cluster_rank()) * kKeys;
   }
 
   /// Field by field.
@@ -223,6 +250,15 @@ struct BackwardTiles {
 #pragma unroll
       for (i32 n = 0; n < kBoxes; ++n) {
         load_box(shared + n * kBox, map, barrier, 64 * n, at.token, h, at.b, box_end(a.seq));
+      }
+    }
+    JALI_DEVICE void load_peer_k(const volatile Item& item) {
+      const i32 rank = cluster_rank(), key = item.key + (rank == 0 ? kKeys : -kKeys);
+      const cuda::BoxPlace at = box_place(a.seq, item.f.b, item.f.k_start, item.f.num_keys, key);
+#pragma unroll
+      for (i32 n = 0; n < kHalves / 2; ++n) {
+        load_box(sm.peer_k() + n * kKHalf, map_k, sm.k_full(), 64 * (kHalves / 2 * rank + n),
+                 at.token, item.h_kv, at.b, box_end(a.seq));
       }
     }
     /// Of row tile `number`.
@@ -281,9 +317,11 @@ struct BackwardTiles {
         barrier_expect(sm.v_full(), kVBytes);
         load<kHalvesV, kKHalf>(sm.v(), map_v, sm.v_full(), keys, item.h_kv);
         barrier_wait(sm.k_empty(), items & 1 ^ 1);
-        barrier_expect(sm.k_full(), kKBytes);
+        barrier_expect(sm.k_full(), kKBytes + (kPair ? kKBytes / 2 : 0));
         load<kHalves, kKHalf>(sm.k(), map_k, sm.k_full(), keys, item.h_kv);
+        if constexpr (kPair) load_peer_k(item);
       }
+      if constexpr (kPair) barrier_wait(sm.o_empty(), steps & 1 ^ 1);
       barrier_expect(sm.o_full(stage), kOBytes + kStatBytes);
       load<kHalvesV, kQHalf>(sm.o(stage), map_o, sm.o_full(stage), rows, note.h);
       load_statistic(sm.neg_delta(stage), a.neg_delta, note.number, sm.o_full(stage));
@@ -317,9 +355,10 @@ struct BackwardTiles {
     Item item;
     item.section = at.section;
     item.h_kv = at.head - b * num_heads;
-    const cuda::TilePlace place = cuda::warp_tile(s, b, item.h_kv * s.group, at.unit, kKeys, false);
+    const cuda::TilePlace place =
+        cuda::warp_tile(s, b, item.h_kv * s.group, at.unit, kTileKeys, false);
     item.f = place.f;
-    item.key = place.first;
+    item.key = place.first + own_first();
     item.row_tile = at.head * s.group * a.row_tiles_of_sequence;
     if (s.cut()) item.row_tile += cuda::first_slot(item.f.q_start, place.piece, kRows);
     return item;
@@ -351,8 +390,8 @@ struct BackwardTiles {
       u32 active, partial;
       {
         const Item at = item();
-        const i32 key_end = min_of(at.key + kKeys, at.f.num_keys);
-        const typename M::ColBlock keys = mask.cols(at.f, at.key, key_end);
+        const i32 key = at.key - own_first(), key_end = min_of(key + kTileKeys, at.f.num_keys);
+        const typename M::ColBlock keys = mask.cols(at.f, key, key_end);
         const Span span = mask.row_span(at.f, keys);
         const i32 rows = at.f.num_rows, end = min_of(span.end, rows);
         begin = max_of(begin, min_of(span.begin, rows) / kRows);
@@ -363,7 +402,7 @@ struct BackwardTiles {
         }
         active = __ballot_sync(0xffffffffu, cls != ::jali::Tile::kEmpty);
         // A tile that hangs over the last key has columns to hide.
-        const bool full = cls == ::jali::Tile::kFull && at.key + kKeys <= at.f.num_keys;
+        const bool full = cls == ::jali::Tile::kFull && key + kTileKeys <= at.f.num_keys;
         partial = ~__ballot_sync(0xffffffffu, full);
         more = (begin + 32) * kRows < end;
       }
@@ -377,13 +416,41 @@ struct BackwardTiles {
     }
   }
 
+  /// kPair: the number of the key tile that both blocks take next, for the whole warp.
+  JALI_DEVICE static i32 take_for_pair(const BackwardArgs& a, const Shared& shared) {
+    const Shared sm{static_cast<u32>(opaque(static_cast<i32>(shared.base)))};
+    const bool one = lane_id() == 0, tells = cluster_rank() == 0;
+    const i32 times = broadcast(load_shared(sm.times_told()));
+    i32 number = 0;
+    if (tells) {
+      if (one) number = atomicAdd(a.taken, 1);
+      barrier_wait(sm.told_empty(), times & 1 ^ 1);
+      if (one) store_at_peer(sm.told(), number, sm.told_full());
+    } else {
+      if (one) barrier_expect(sm.told_full(), 4);
+      barrier_wait(sm.told_full(), times & 1);
+      number = load_shared(sm.told());
+      __syncwarp();
+      barrier_arrive_at_peer_if(sm.told_empty(), one);
+    }
+    store_shared_if(sm.times_told(), times + 1, one);
+    __syncwarp();
+    return broadcast(number);
+  }
+
   JALI_DEVICE static void produce(const BackwardArgs& a, const M& mask, Loader loader) {
     const i32 lane = threadIdx.x & 31;
     // From the counter, the first one too: where not all blocks fit the device at once, those that do
     // must hold the work that others' turns wait for.
     i32 n = 0;
-    if (lane == 0) n = atomicAdd(a.taken, 1);
-    n = broadcast(n);
+    if (kPair) {
+      if (lane == 0) store_shared(loader.sm.times_told(), 0);
+      __syncwarp();
+      n = take_for_pair(a, loader.sm);
+    } else {
+      if (lane == 0) n = atomicAdd(a.taken, 1);
+      n = broadcast(n);
+    }
     constexpr bool kLongFirst = kMapped && !kOrdered;  // kOrdered: the host gives none
     if (kLongFirst && lane <= cuda::kMostLongLines) {
       loader.notes->first_units[lane] = a.key_map.long_lines ? a.key_map.long_lines[lane] : 0;
@@ -421,13 +488,14 @@ struct BackwardTiles {
       auto visit_head = [&](const Item& item, const Frame& f) {
         const i32 row_line = a.seq.cut() ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
         const i32 base = item.row_tile + (f.h - item.f.h) * a.row_tiles_of_sequence;
-        const Head head{f.h, base, item.key / kKeys,
+        const i32 tile_key = item.key - own_first();
+        const Head head{f.h, base, tile_key / kTileKeys,
                         kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr,
                         kStagesBias ? Scores::StagedBias::of_head(a.scores.bias, f) : 0};
         loader.prepare(head);
         const bool last_head = f.h == item.f.h + a.seq.group - 1;
         auto visit = [&](i32 t, bool partial, bool more, bool last) {
-          if (last && last_head) take_next();
+          if (!kPair && last && last_head) take_next();
           const i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0) | (more ? kMore : 0);
           const volatile Head& at = loader.notes->head;
           i32 turn = at.key_tile;
@@ -444,7 +512,7 @@ struct BackwardTiles {
           };
           classify_and_visit(mask, item_again, visit);
         } else if constexpr (kMapped) {
-          const i32 key_line = a.seq.cut() ? cuda::first_slot(f.k_start, f.b, kKeys) : 0;
+          const i32 key_line = a.seq.cut() ? cuda::first_slot(f.k_start, f.b, kTileKeys) : 0;
           const i32 line = key_line + head.key_tile;
           const i32 words = ceil_div(f.num_rows, 32 * kRows);
           // kOrdered: rows that all keys see come first under a causal mask, so that key tiles need
@@ -452,7 +520,7 @@ struct BackwardTiles {
           cuda::for_each_active<kOrdered>(a.key_map.line(f, line), words, visit);
         } else {
           // Keys behind the end have to be hidden; rows there weigh nothing as they are.
-          const bool partial = item.key + kKeys > f.num_keys;
+          const bool partial = tile_key + kTileKeys > f.num_keys;
 #pragma unroll 1
           for (i32 t = 0; t * kRows < f.num_rows; ++t) {
             const bool last = (t + 1) * kRows >= f.num_rows;
@@ -464,7 +532,7 @@ struct BackwardTiles {
       for (i32 g = 0; g < a.seq.group; ++g) {
         const Item item = copy(loader.prepared(!first));
         // Where pieces leave a tile without keys, there is nothing to do.
-        if (item.key >= item.f.num_keys) break;
+        if (item.key - own_first() >= item.f.num_keys) break;
         Frame f = item.f;
         f.h += g;
         visit_head(item, f);
@@ -474,6 +542,10 @@ struct BackwardTiles {
         write_zeros(a, item, !first, lane);
         // Consumers will not hear of it.
         if (first && lane == 0) atomicAdd(a.added + item.section, kConsumerWarps);
+      }
+      if constexpr (kPair) {
+        n = take_for_pair(a, loader.sm);
+        continue;
       }
       take_next();
       __syncwarp();
@@ -836,7 +908,11 @@ struct BackwardTiles {
     }
     if constexpr (kMatrices) write_constants(sm);
     if constexpr (kMultipliesOnes) write_ones(sm);
-    __syncthreads();
+    if constexpr (kPair) {
+      cluster_sync();  // the other block's barriers are there, too
+    } else {
+      __syncthreads();
+    }
     begin_kernel();
     if (wg == 0) {
       give_registers<kLoaderRegisters>();
@@ -863,6 +939,7 @@ struct BackwardTiles {
       consume(sm, notes, wg - 1);
       rows.end();
       rows.leave(kCountingWarps);
+      if constexpr (kPair) cluster_sync();  // the other block may still arrive at barriers here
     }
   }
 };

@@ -10,7 +10,7 @@ class BackwardSm90Wide final : public BackwardSm90Launch {
   const char* kernel() const override { return "BackwardWide"; }
   const char* file() const override { return "bwd_sm90_wide"; }
   bool fits_dims(i32 D, i32 Dv) const override { return backward_wide_fits(D, Dv); }
-  bool fits_options(i32, i32, const ScoreOptions&, const BiasGradients&) const override {
+  bool fits_options(i32, i32, const ScoreOptions&, const BiasGradients&, bool) const override {
     return true;
   }
   BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&) const override {

@@ -39,6 +39,22 @@ JALI_HD constexpr BackwardTile backward_wide_tile(i32 D, i32 Dv) {
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, keys, rows * dim, stages, shared, 384, 56, 224};
 }
+JALI_HD constexpr bool backward_pair_fits(i32 D, i32 Dv) {
+  return D > 192 && D <= 256 && Dv > 192 && Dv <= 256;
+}
+JALI_HD constexpr BackwardTile backward_pair_tile(i32 D, i32 Dv) {
+  const i32 rows = 64, own = 64;
+  const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
+  const i32 bytes = 2 * own * (dim + dim_v) + own * dim  // K, V; half of the other block's K
+                    + 2 * rows * (2 * dim + dim_v)       // two Q, dO
+                    + 4 * 2 * rows * own                 // P or dS, the other block's dS
+                    + 4 * 4 * rows                       // statistics
+                    + kBackwardCellSlots<own> * rows * own / 8 + kBackwardNotesBytes +
+                    kBackwardPairBytes;
+  const i32 stages = backward_row_stages(bytes);
+  const i32 shared = bytes + stages * kBackwardRowBytes;
+  return {rows, 2 * own, rows * dim, stages, shared, 384, 56, 224, 2};
+}
 
 }  // namespace jali::cuda
 
@@ -50,16 +66,20 @@ namespace jali::cuda {
 using namespace ptx;
 
 /// T: BF16 or FP16. M: the mask. kOrdered: deterministic. kWanted: gradients of biases.
-/// kForcesMap: see BackwardTiles.
+/// kForcesMap: see BackwardTiles. kPair: see bwd_sm90_pair.cuh.
 template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false,
           ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{},
-          bool kForcesMap = false>
+          bool kForcesMap = false, bool kPair = false>
 struct BackwardWide {
-  static constexpr BackwardTile kTile = backward_wide_tile(kD, kDv);
-  static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
+  static constexpr BackwardTile kTile =
+      kPair ? backward_pair_tile(kD, kDv) : backward_wide_tile(kD, kDv);
+  static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys / kTile.blocks;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
-  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes, kTile.row_stages, M,
-                                    kOrdered, kOptions, kWanted, false, kForcesMap>;
+  static constexpr i32 kPeerBytes =
+      kPair ? kKeys * ceil_div(kD, 64) * 64 : 0;  // half of the other block's K
+  using Tiles =
+      tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes + kPeerBytes, kTile.row_stages,
+                          M, kOrdered, kOptions, kWanted, false, kForcesMap, kPair>;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
@@ -71,19 +91,27 @@ struct BackwardWide {
   static constexpr i32 kStages = Tiles::kStages;
   static constexpr bool kSendsSlopes = kOptions.softcap && kWanted.per_tile();
 
+  // kPair: dS comes in place of the P that it was made from.
   JALI_DEVICE static u32 p_buffer(const Shared& sm, u32 n) { return sm.rest() + n * kBufferBytes; }
-  JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 n) { return p_buffer(sm, 2 + n); }
+  JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 n) {
+    return p_buffer(sm, (kPair ? 0 : 2) + n);
+  }
+  JALI_DEVICE static u32 peer_ds(const Shared& sm, u32 n) { return p_buffer(sm, 2 + n); }
   JALI_DEVICE static u32 p_full(const Shared& sm, u32 n) { return sm.own(n); }
   JALI_DEVICE static u32 ds_full(const Shared& sm, u32 n) { return sm.own(2 + n); }
+  // kPair: the other block's dS is here; the other block has multiplied this block's dS.
+  JALI_DEVICE static u32 peer_full(const Shared& sm, u32 n) { return sm.of_pair(n); }
+  JALI_DEVICE static u32 peer_done(const Shared& sm, u32 n) { return sm.of_pair(2 + n); }
 
   /// kKeySide: warpgroup 2.
   template <bool kKeySide>
   struct Consumer {
     // Blocks of 64 columns of dQ.
-    static constexpr i32 kBegin = kKeySide ? (Tiles::kHalves + 1) / 2 : 0;
-    static constexpr i32 kBlocks = (kKeySide ? Tiles::kHalves : (Tiles::kHalves + 1) / 2) - kBegin;
+    static constexpr i32 kBegin = kPair || !kKeySide ? 0 : (Tiles::kHalves + 1) / 2;
+    static constexpr i32 kBlocks =
+        kPair ? 1 : (kKeySide ? Tiles::kHalves : (Tiles::kHalves + 1) / 2) - kBegin;
     static constexpr i32 kDim = kKeySide ? kD : kDv;
-    static_assert(kBlocks <= 2);
+    static_assert(kBlocks <= 2 && (!kPair || Tiles::kHalves == 4));
 
     const BackwardArgs& a;
     const M& mask;
@@ -112,6 +140,28 @@ struct BackwardWide {
       }
       wgmma_commit();
     }
+    /// kPair: this side's block of dQ, of all keys of the tile.
+    JALI_DEVICE void multiply_dq_of_pair(u32 buffer) {
+      const i32 block = static_cast<i32>(cluster_rank()) * 2 + kKeySide;
+      const u32 own_y = descriptor(ds_buffer(sm, buffer), 16);
+      const u32 own_k = descriptor(sm.k() + block * Tiles::kKHalf, 16);
+      const u32 peer_y = descriptor(peer_ds(sm, buffer), 16);
+      const u32 peer_k = descriptor(sm.peer_k() + kKeySide * Tiles::kKHalf, 16);
+#pragma unroll
+      for (i32 t = 0; t < kKeys / 16; ++t) {
+        Wgmma<T, 64, true>::template ss<true>(x, own_y + t * (2048 / 16), own_k + t * (2048 / 16),
+                                              t > 0);
+      }
+#pragma unroll
+      for (i32 t = 0; t < kKeys / 16; ++t) {
+        Wgmma<T, 64, true>::template ss<true>(x, peer_y + t * (2048 / 16), peer_k + t * (2048 / 16),
+                                              1);
+      }
+      wgmma_commit();
+    }
+    JALI_DEVICE void send_dq_of_pair(bool due) {
+      send_dq(static_cast<i32>(cluster_rank()) * 2 + kKeySide, due);
+    }
     JALI_DEVICE void send_dq(i32 block, bool due) {
       float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (kBegin + block) * 4096 +
                   warp * 1024 + lane * 4;
@@ -126,8 +176,16 @@ struct BackwardWide {
     JALI_DEVICE void draw() {
       if constexpr (kOptions.dropout) dropped.draw(*a.scores.seed, place());
     }
+    // Between the four words of a thread. kPair: those of a warp lie where its dS comes to.
+    static constexpr i32 kWordStride = kPair ? 512 : 2048;
     JALI_DEVICE u32 p_words(u32 buffer) const {
+      if (kPair) return p_buffer(sm, buffer) + warp * 2048 + lane * 16;
       return p_buffer(sm, kSendsSlopes ? 0 : buffer) + (warp * 32 + lane) * 16;
+    }
+    /// kPair, value side: until all that was made of the dS that P comes in place of.
+    JALI_DEVICE void wait_for_buffer() {
+      barrier_wait(sm.rows_empty((steps - 1) % kStages), (steps - 1) / kStages & 1);
+      barrier_wait(peer_done(sm, steps % 2), steps / 2 & 1 ^ 1);
     }
     JALI_DEVICE u32 slope_words() const { return p_words(0) + kBufferBytes; }
     template <bool kHides>
@@ -177,9 +235,10 @@ struct BackwardWide {
         }
 #pragma unroll
         for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
+        if constexpr (kPair) wait_for_buffer();
 #pragma unroll
         for (i32 n = 0; n < 4; ++n) {
-          store_shared(p_words(buffer) + n * 2048, w[4 * n], w[4 * n + 1], w[4 * n + 2],
+          store_shared(p_words(buffer) + n * kWordStride, w[4 * n], w[4 * n + 1], w[4 * n + 2],
                        w[4 * n + 3]);
         }
       }
@@ -209,6 +268,7 @@ struct BackwardWide {
                          x[2 * n + 1] * FP16::value(static_cast<u16>(slopes[n % 4] >> 16)));
         }
       }
+      if constexpr (kPair) __syncwarp();  // all have read their P there
       const i32 row = warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7);
       const u32 to = ds_buffer(sm, buffer) + row * 128 + ((lane >> 4 ^ (lane & 7)) << 4);
 #pragma unroll
@@ -216,6 +276,11 @@ struct BackwardWide {
       fence_async();
       __syncwarp();
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
+      if constexpr (kPair) {
+        const u32 part = warp * 2048;
+        copy_to_peer_if(peer_ds(sm, buffer) + part, ds_buffer(sm, buffer) + part, 2048,
+                        peer_full(sm, buffer), lane == 0);
+      }
       if constexpr (kWanted.keys) {
         Scores::add_keys(Scores::sum_keys(x, lane), a, place(), item().h_kv, lane);
       }
@@ -264,7 +329,7 @@ struct BackwardWide {
         wgmma_commit();
         barrier_wait(p_full(sm, buffer), buffer_parity);
 #pragma unroll
-        for (i32 n = 0; n < 4; ++n) load_words(p_words(buffer) + n * 2048, w + 4 * n);
+        for (i32 n = 0; n < 4; ++n) load_words(p_words(buffer) + n * kWordStride, w + 4 * n);
         wgmma_wait<0>();
         tie(x);
         differentiate(buffer);
@@ -309,6 +374,101 @@ struct BackwardWide {
       last_turn = this_turn;
     }
 
+    /// kPair: the same with one block of dQ, which needs the other block's dS. dV comes before it, since there is one
+    /// stage of dO.
+    template <bool kHides>
+    JALI_DEVICE void step_of_pair() {
+      const bool due = !(flags & Tiles::kFirst);
+      const u32 stage = steps % kStages, parity = steps / kStages & 1;
+      const u32 buffer = steps % 2, buffer_parity = steps / 2 & 1;
+      const u32 last_buffer = (steps + 1) % 2, last_parity = (steps - 1) / 2 & 1;
+      const i32 this_number = number;
+      barrier_wait(kKeySide ? sm.o_full(0) : sm.q_full(stage), kKeySide ? steps & 1 : parity);
+      Tiles::template start<true>(x, kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage), lane);
+      tie(x);
+      wgmma_fence();
+      if constexpr (kKeySide) {
+        Tiles::template multiply_dim<kDv>(x, sm.v(), sm.o(0));
+        wgmma_commit();
+        if (warp == 0 && lane == 0) barrier_expect(peer_full(sm, buffer), kBufferBytes);
+        barrier_wait(p_full(sm, buffer), buffer_parity);
+#pragma unroll
+        for (i32 n = 0; n < 4; ++n) load_words(p_words(buffer) + n * kWordStride, w + 4 * n);
+        wgmma_wait<0>();
+        tie(x);
+        barrier_arrive_if(sm.o_empty(), lane == 0);
+        differentiate(buffer);
+        barrier_wait(sm.q_full(stage), parity);
+      } else {
+        Tiles::template multiply_dim<kD>(x, sm.k(), sm.q(stage));
+        wgmma_commit();
+        wgmma_wait<0>();
+        tie(x);
+        weigh<kHides>(buffer);
+        barrier_wait(sm.o_full(0), steps & 1);
+        tie(w);
+        tie(sum);
+        wgmma_fence();
+        Tiles::template multiply_rows<kDv>(sum, w, sm.o(0));
+        wgmma_commit();
+      }
+      barrier_wait(ds_full(sm, last_buffer), last_parity);
+      barrier_wait(peer_full(sm, last_buffer), last_parity);
+      tie(x);
+      wgmma_fence();
+      multiply_dq_of_pair(last_buffer);
+      if constexpr (kKeySide) {
+        tie(w);
+        tie(sum);
+        wgmma_fence();
+        Tiles::template multiply_rows<kD>(sum, w, sm.q(stage));
+        wgmma_commit();
+      }
+      ++steps;
+      wgmma_wait<1>();
+      if constexpr (kKeySide) {
+        tie(x);
+      } else {
+        tie(w);
+        tie(sum);
+        barrier_arrive_if(sm.o_empty(), lane == 0);
+        wgmma_wait<0>();
+        tie(x);
+        barrier_arrive_if(sm.rows_empty(stage), lane == 0);
+      }
+      barrier_arrive_at_peer_if(peer_done(sm, last_buffer), due & lane == 0);
+      send_dq_of_pair(due);
+      i32 row, h;
+      Tiles::next_note(sm, steps, flags, number, turn, row, h);
+      if constexpr (kKeySide) {
+        wgmma_wait<0>();
+        tie(w);
+        tie(sum);
+        barrier_arrive_if(sm.rows_empty(stage), lane == 0);
+      }
+      last_number = this_number;
+    }
+    template <bool kHides>
+    JALI_DEVICE void any_step() {
+      if constexpr (kPair) {
+        step_of_pair<kHides>();
+      } else {
+        step<kHides>();
+      }
+    }
+    /// dQ of a key tile's last row tile.
+    JALI_DEVICE void end_dq_of_pair(u32 buffer) {
+      barrier_wait(peer_full(sm, buffer), (steps - 1) / 2 & 1);
+      tie(x);
+      wgmma_fence();
+      multiply_dq_of_pair(buffer);
+      wgmma_wait<0>();
+      tie(x);
+      barrier_arrive_if(sm.k_empty(), lane == 0);
+      barrier_arrive_at_peer_if(peer_done(sm, buffer), lane == 0);
+      send_dq_of_pair(true);
+    }
+
     /// A key tile: all its row tiles.
     JALI_DEVICE void run_item() {
       if (!kKeySide) {
@@ -323,9 +483,9 @@ struct BackwardWide {
       for (i32 n = 0; n < kDim / 2; ++n) sum[n] = 0;
       do {
         if (!kKeySide && flags & Tiles::kPartial) {
-          step<true>();
+          any_step<true>();
         } else {
-          step<false>();
+          any_step<false>();
         }
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);
@@ -333,8 +493,9 @@ struct BackwardWide {
       barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
       Tiles::template end_turn<false>(a, sm, sent, steps - 2);
       Tiles::wait_turn(a, true, last_number, last_turn, Tiles::turns_of(a, last_number), sent);
+      if constexpr (kPair) end_dq_of_pair(buffer);
 #pragma unroll
-      for (i32 block = 0; block < kBlocks; ++block) {
+      for (i32 block = 0; block < (kPair ? 0 : kBlocks); ++block) {
         tie(x);
         wgmma_fence();
         multiply_dq(buffer, block);
@@ -370,6 +531,9 @@ struct BackwardWide {
         map_q, map_k, map_v, map_o, a, mask,
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps / 2);
+          for (i32 n = 0; n < (kPair ? 4 : 0); ++n) {
+            barrier_init(sm.of_pair(n), n < 2 ? 1 : Tiles::kConsumerWarps);
+          }
         },
         [&](const Shared& sm, const Notes* notes, i32 wg) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) & 3;

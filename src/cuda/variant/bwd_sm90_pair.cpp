@@ -1,0 +1,31 @@
+// The backward kernel of bwd_sm90_pair.cuh: tiles of 128 keys that two blocks share.
+#include "cuda/variant/bwd_sm90_pair.cuh"
+
+#include "cuda/backward_launch.h"
+
+namespace jali::cuda {
+namespace {
+
+class BackwardSm90Pair final : public BackwardSm90Launch {
+  const char* kernel() const override { return "BackwardPair"; }
+  const char* file() const override { return "bwd_sm90_pair"; }
+  bool fits_dims(i32 D, i32 Dv) const override { return backward_pair_fits(D, Dv); }
+  bool fits_options(i32, i32, const ScoreOptions& options, const BiasGradients& wanted,
+                    bool deterministic) const override {
+    return options == ScoreOptions{} && wanted == BiasGradients{} && !deterministic;
+  }
+  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&) const override {
+    return backward_pair_tile(D, Dv);
+  }
+  // NOTE: more than bwd_sm90_wide, so that nobody gets it until it has been run and measured.
+  double cost() const override { return 3; }
+};
+
+}  // namespace
+
+const BackwardVariant& bwd_sm90_pair() {
+  static const BackwardSm90Pair variant;
+  return variant;
+}
+
+}  // namespace jali::cuda
