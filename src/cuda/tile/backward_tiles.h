@@ -175,9 +175,8 @@ struct BackwardTiles {
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(22 + n % kNoteSlots); }
     JALI_DEVICE u32 added_full() const { return barrier(26); }
     JALI_DEVICE u32 added_empty() const { return barrier(27); }
-    JALI_DEVICE u32 of_pair(i32 n) const {
-      return barrier(28 + n);
-    }  // kPair: of the variant, n < 4
+    // kPair: of the variant, n < 4.
+    JALI_DEVICE u32 of_pair(i32 n) const { return barrier(28 + n); }
     // kPair: the first block tells the other one which key tile comes next; the number, and that it was read.
     JALI_DEVICE u32 told_full() const { return base + kPairNotes; }
     JALI_DEVICE u32 told_empty() const { return told_full() + 8; }

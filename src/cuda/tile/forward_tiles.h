@@ -518,7 +518,7 @@ struct ForwardTiles {
                                i32 key) {
     constexpr bool kTurns = kShape.calls() <= 32;
     const i32 call = kTurns ? finder_thread() % 32 : finder_thread(), wg = call / 16;
-    const bool draws = kTurns ? finder_warp() == n % kFinders : call < kShape.calls();
+    const bool draws = (!kTurns || finder_warp() == n % kFinders) && call < kShape.calls();
     Philox x;
     if (draws) {
       x = dropout_call(*a.scores.seed, t.f.b, t.f.h, t.row + 64 * wg + call % 16 / 4 * 2,
