@@ -413,7 +413,9 @@ struct BackwardWide {
         wgmma_commit();
       }
       barrier_wait(ds_full(sm, last_buffer), last_parity);
-      barrier_wait(peer_full(sm, last_buffer), last_parity);
+      // NOTE: not where a key tile begins: the other block may be so far ahead of a slow warp that the phase has passed
+      // twice.
+      barrier_wait_if(peer_full(sm, last_buffer), last_parity, due);
       tie(x);
       wgmma_fence();
       multiply_dq_of_pair(last_buffer);
