@@ -352,12 +352,14 @@ def _masked_attention(q: Tensor, k: Tensor, v: Tensor, given: Given) -> tuple[Te
     if "program" in given:
         mask = _mask_numbers(tuple(given["program"]), tuple(given.get("scalars", ())))
     tables = given.get("tables")
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch.is_grad_enabled() and _needs_gradient(q, k, v, given):
         return _MaskedAttention.apply(given, mask, q, k, v, *(tables or ()))
     return _masked_forward(q, k, v, mask, tables, given.get("scale"), False)
 
 
 class _MaskedAttention(torch.autograd.Function):
+    """PERF: by _Attention, which could choose the operators, too, a pass takes 3 us more."""
+
     @staticmethod
     def forward(ctx: Any, given: Given, mask: Tensor | None, *tensors: Tensor) -> Any:
         q, k, v, *tables = tensors

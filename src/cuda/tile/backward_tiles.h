@@ -2,7 +2,7 @@
 // of a consumer warpgroup that do not depend on who owns what.
 //
 // Here, all of BackwardTiles, in this order: Note, Item, Head, Notes, Shared; Loader, item_of,
-// classify_and_visit, produce (warp 0); find_cells (finders); tell_others (the warp that does) and what
+// classify_and_visit, take_for_pair, produce (warp 0); find_cells (finders); tell_others (the warp that does) and what
 // consumers hand over to it; their steps, Hiding among them; run.
 #pragma once
 

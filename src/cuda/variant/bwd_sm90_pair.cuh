@@ -1,5 +1,6 @@
 // Backward, sm_90a: as bwd_sm90_wide.cuh, but the two blocks of a cluster share key tiles of 128 keys.
 //
+// Speed     not run yet, and so not chosen (cost() in bwd_sm90_pair.cpp).
 // Serves    head dims 193 to 256, without options.
 // Idea      A block of bwd_sm90_wide.cuh adds dQ of 64 keys to the sums in L2, whose entries that keeps busy. Here
 //           each block has 64 of the tile's keys, for S, P, dP, dS, dV and dK; but of dQ it adds half of the columns,

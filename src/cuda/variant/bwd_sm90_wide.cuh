@@ -107,9 +107,13 @@ struct BackwardWide {
   template <bool kKeySide>
   struct Consumer {
     // Blocks of 64 columns of dQ.
-    static constexpr i32 kBegin = kPair || !kKeySide ? 0 : (Tiles::kHalves + 1) / 2;
+    static constexpr i32 kBegin = kKeySide ? (Tiles::kHalves + 1) / 2 : 0;
     static constexpr i32 kBlocks =
         kPair ? 1 : (kKeySide ? Tiles::kHalves : (Tiles::kHalves + 1) / 2) - kBegin;
+    JALI_DEVICE static i32 first_block() {
+      if constexpr (kPair) return static_cast<i32>(cluster_rank()) * 2 + kKeySide;
+      return kBegin;
+    }
     static constexpr i32 kDim = kKeySide ? kD : kDv;
     static_assert(kBlocks <= 2 && (!kPair || Tiles::kHalves == 4));
 
@@ -133,37 +137,24 @@ struct BackwardWide {
     /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
     JALI_DEVICE void multiply_dq(u32 buffer, i32 block) {
       const u32 y = descriptor(ds_buffer(sm, buffer), 16);
-      const u32 k = descriptor(sm.k() + (kBegin + block) * Tiles::kKHalf, 16);
+      const u32 k = descriptor(sm.k() + (first_block() + block) * Tiles::kKHalf, 16);
 #pragma unroll
       for (i32 t = 0; t < kKeys / 16; ++t) {
         Wgmma<T, 64, true>::template ss<true>(x, y + t * (2048 / 16), k + t * (2048 / 16), t > 0);
       }
-      wgmma_commit();
-    }
-    /// kPair: this side's block of dQ, of all keys of the tile.
-    JALI_DEVICE void multiply_dq_of_pair(u32 buffer) {
-      const i32 block = static_cast<i32>(cluster_rank()) * 2 + kKeySide;
-      const u32 own_y = descriptor(ds_buffer(sm, buffer), 16);
-      const u32 own_k = descriptor(sm.k() + block * Tiles::kKHalf, 16);
-      const u32 peer_y = descriptor(peer_ds(sm, buffer), 16);
-      const u32 peer_k = descriptor(sm.peer_k() + kKeySide * Tiles::kKHalf, 16);
+      if constexpr (kPair) {
+        const u32 peer_y = descriptor(peer_ds(sm, buffer), 16);
+        const u32 peer_k = descriptor(sm.peer_k() + kKeySide * Tiles::kKHalf, 16);
 #pragma unroll
-      for (i32 t = 0; t < kKeys / 16; ++t) {
-        Wgmma<T, 64, true>::template ss<true>(x, own_y + t * (2048 / 16), own_k + t * (2048 / 16),
-                                              t > 0);
-      }
-#pragma unroll
-      for (i32 t = 0; t < kKeys / 16; ++t) {
-        Wgmma<T, 64, true>::template ss<true>(x, peer_y + t * (2048 / 16), peer_k + t * (2048 / 16),
-                                              1);
+        for (i32 t = 0; t < kKeys / 16; ++t) {
+          Wgmma<T, 64, true>::template ss<true>(x, peer_y + t * (2048 / 16),
+                                                peer_k + t * (2048 / 16), 1);
+        }
       }
       wgmma_commit();
-    }
-    JALI_DEVICE void send_dq_of_pair(bool due) {
-      send_dq(static_cast<i32>(cluster_rank()) * 2 + kKeySide, due);
     }
     JALI_DEVICE void send_dq(i32 block, bool due) {
-      float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (kBegin + block) * 4096 +
+      float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (first_block() + block) * 4096 +
                   warp * 1024 + lane * 4;
 #pragma unroll
       for (i32 j = 0; j < 8; ++j) add_four_if(to + j * 128, x + 4 * j, due);
@@ -418,7 +409,7 @@ struct BackwardWide {
       barrier_wait_if(peer_full(sm, last_buffer), last_parity, due);
       tie(x);
       wgmma_fence();
-      multiply_dq_of_pair(last_buffer);
+      multiply_dq(last_buffer, 0);
       if constexpr (kKeySide) {
         tie(w);
         tie(sum);
@@ -439,7 +430,7 @@ struct BackwardWide {
         barrier_arrive_if(sm.rows_empty(stage), lane == 0);
       }
       barrier_arrive_at_peer_if(peer_done(sm, last_buffer), due & lane == 0);
-      send_dq_of_pair(due);
+      send_dq(0, due);
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
       if constexpr (kKeySide) {
@@ -458,19 +449,6 @@ struct BackwardWide {
         step<kHides>();
       }
     }
-    /// dQ of a key tile's last row tile.
-    JALI_DEVICE void end_dq_of_pair(u32 buffer) {
-      barrier_wait(peer_full(sm, buffer), (steps - 1) / 2 & 1);
-      tie(x);
-      wgmma_fence();
-      multiply_dq_of_pair(buffer);
-      wgmma_wait<0>();
-      tie(x);
-      barrier_arrive_if(sm.k_empty(), lane == 0);
-      barrier_arrive_at_peer_if(peer_done(sm, buffer), lane == 0);
-      send_dq_of_pair(true);
-    }
-
     /// A key tile: all its row tiles.
     JALI_DEVICE void run_item() {
       if (!kKeySide) {
@@ -495,15 +473,16 @@ struct BackwardWide {
       barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
       Tiles::template end_turn<false>(a, sm, sent, steps - 2);
       Tiles::wait_turn(a, true, last_number, last_turn, Tiles::turns_of(a, last_number), sent);
-      if constexpr (kPair) end_dq_of_pair(buffer);
+      if constexpr (kPair) barrier_wait(peer_full(sm, buffer), (steps - 1) / 2 & 1);
 #pragma unroll
-      for (i32 block = 0; block < (kPair ? 0 : kBlocks); ++block) {
+      for (i32 block = 0; block < kBlocks; ++block) {
         tie(x);
         wgmma_fence();
         multiply_dq(buffer, block);
         wgmma_wait<0>();
         tie(x);
         if (block == kBlocks - 1) barrier_arrive_if(sm.k_empty(), lane == 0);
+        if constexpr (kPair) barrier_arrive_at_peer_if(peer_done(sm, buffer), lane == 0);
         send_dq(block, true);
       }
       if (kBlocks == 0) barrier_arrive_if(sm.k_empty(), lane == 0);
