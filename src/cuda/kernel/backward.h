@@ -39,8 +39,6 @@ constexpr i32 kBackwardConsumerWarps = 8;
 /// Barriers; the loader's notes; and at the end 16 x 8 ones, by which sums over rows are multiplied.
 constexpr i32 kBackwardBarrierBytes = 256, kBackwardOnesBytes = 256,
               kBackwardNotesBytes = kBackwardBarrierBytes + 448 + kBackwardOnesBytes;
-/// What blocks of a cluster tell each other.
-constexpr i32 kBackwardPairBytes = 32;
 /// Slots for cells of partial tiles: in tiles of 128 keys as many as notes, so that they are looked up
 /// ahead.
 template <i32 kKeys>

@@ -47,7 +47,7 @@ struct BackwardTiles {
   static constexpr i32 kStages = 2;
   static constexpr i32 kOStages = kPair ? 1 : kStages;
   static constexpr i32 kTileKeys = kPair ? 2 * kKeys : kKeys;
-  static_assert(!(kPair && kOrdered));
+  static_assert(!kPair || (!kOrdered && !kWanted.keys));
   static constexpr i32 kNoteSlots = 4;
   static constexpr i32 kConsumerWarps = cuda::kBackwardConsumerWarps;
   static constexpr i32 kHalves = ceil_div(kD, 64), kHalvesV = ceil_div(kDv, 64);  // 64 columns each
@@ -96,8 +96,7 @@ struct BackwardTiles {
   static constexpr i32 kRowBuffers = kCells + kCellSlots * kCellBytes;
   static constexpr i32 kBarriers = kRowBuffers + kRowStages * cuda::kBackwardRowBytes;
   static constexpr i32 kNotes = kBarriers + cuda::kBackwardBarrierBytes;
-  static constexpr i32 kPairNotes = kBarriers + cuda::kBackwardNotesBytes;
-  static constexpr i32 kSharedBytes = kPairNotes + (kPair ? cuda::kBackwardPairBytes : 0);
+  static constexpr i32 kSharedBytes = kBarriers + cuda::kBackwardNotesBytes;
   template <i32 kStages, i32 kLoads>
   using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kMatrices, kOptions.sinks,
                                kWanted.rows, kStages, kLoads, (kPair ? 2 : 1) * kConsumerWarps>;
@@ -177,8 +176,9 @@ struct BackwardTiles {
     JALI_DEVICE u32 added_empty() const { return barrier(27); }
     // kPair: of the variant, n < 4.
     JALI_DEVICE u32 of_pair(i32 n) const { return barrier(28 + n); }
-    // kPair: the first block tells the other one which key tile comes next; the number, and that it was read.
-    JALI_DEVICE u32 told_full() const { return base + kPairNotes; }
+    // kPair, in the place of ones: the first block tells the other one which key tile comes next; the number, and
+    // that it was read.
+    JALI_DEVICE u32 told_full() const { return ones_by_eight(); }
     JALI_DEVICE u32 told_empty() const { return told_full() + 8; }
     JALI_DEVICE u32 told() const { return told_full() + 16; }
     JALI_DEVICE u32 times_told() const { return told_full() + 20; }  // for the loader alone
@@ -651,6 +651,15 @@ struct BackwardTiles {
       __syncwarp();
       add_if(a.added + item.section, 1, opaque(threadIdx.x & 31) == 0);
     }
+  }
+  /// This warp's 16 rows and 64 columns of a dQ, for the copy engine, in the order in which dq_sum has them.
+  JALI_DEVICE static void stage_dq(u32 to, const float* dq, i32 lane) {
+    bulk_wait_read();  // the last one
+    __syncwarp();
+#pragma unroll
+    for (i32 j = 0; j < 8; ++j) store_four(to + j * 512 + lane * 16, dq + 4 * j);
+    fence_async();
+    __syncwarp();
   }
   /// Waits for the note of row tile number `steps`; its Q comes later.
   JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number, i32& turn,

@@ -349,15 +349,8 @@ struct Backward {
     JALI_DEVICE void send_dq(u32 buffer, bool due, i32 turns) {
       constexpr i32 kOddBlocks = (kD % 64 ? kD % 64 : 64) / 8;  // of 8 columns, in the last half
       barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
-      bulk_wait_read();
-      __syncwarp();
       const u32 from = dq_buffer(sm, warp);
-#pragma unroll
-      for (i32 j = 0; j < 8; ++j) {
-        store_four(from + j * 512 + lane * 16, dq() + 4 * j);
-      }
-      fence_async();
-      __syncwarp();
+      Tiles::stage_dq(from, dq(), lane);
       Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
       const u32 bytes = (kSplitsRows || wg() == 1 ? kOddBlocks : 8) * 512;
       add_bulk_if(a.dq_sum + i64(last_number) * kTile.dq_floats + warp * 1024, from, bytes,

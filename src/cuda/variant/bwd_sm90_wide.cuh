@@ -46,11 +46,11 @@ JALI_HD constexpr BackwardTile backward_pair_tile(i32 D, i32 Dv) {
   const i32 rows = 64, own = 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * own * (dim + dim_v) + own * dim  // K, V; half of the other block's K
+                    + 4 * rows * 64                      // the key side's dQ
                     + 2 * rows * (2 * dim + dim_v)       // two Q, dO
                     + 4 * 2 * rows * own                 // P or dS, the other block's dS
                     + 4 * 4 * rows                       // statistics
-                    + kBackwardCellSlots<own> * rows * own / 8 + kBackwardNotesBytes +
-                    kBackwardPairBytes;
+                    + kBackwardCellSlots<own> * rows * own / 8 + kBackwardNotesBytes;
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, 2 * own, rows * dim, stages, shared, 384, 56, 224, 2};
@@ -75,10 +75,10 @@ struct BackwardWide {
       kPair ? backward_pair_tile(kD, kDv) : backward_wide_tile(kD, kDv);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys / kTile.blocks;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
-  static constexpr i32 kPeerBytes =
-      kPair ? kKeys * ceil_div(kD, 64) * 64 : 0;  // half of the other block's K
+  // kPair: the key side's dQ, half of the other block's K.
+  static constexpr i32 kPairBytes = kPair ? 4 * kRows * 64 + kKeys * ceil_div(kD, 64) * 64 : 0;
   using Tiles =
-      tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes + kPeerBytes, kTile.row_stages,
+      tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes + kPairBytes, kTile.row_stages,
                           M, kOrdered, kOptions, kWanted, false, kForcesMap, kPair>;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
@@ -115,6 +115,8 @@ struct BackwardWide {
       return kBegin;
     }
     static constexpr i32 kDim = kKeySide ? kD : kDv;
+    // By whom its dQ is added. PERF: by the copy engine, no warp waits while it is; there is room for one side.
+    static constexpr bool kByEngine = kPair && kKeySide;
     static_assert(kBlocks <= 2 && (!kPair || Tiles::kHalves == 4));
 
     const BackwardArgs& a;
@@ -155,9 +157,16 @@ struct BackwardWide {
     }
     JALI_DEVICE void send_dq(i32 block, bool due) {
       float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (first_block() + block) * 4096 +
-                  warp * 1024 + lane * 4;
+                  warp * 1024;
+      if constexpr (kByEngine) {
+        const u32 from = sm.rest() + 4 * kBufferBytes + warp * 4096;
+        Tiles::stage_dq(from, x, lane);
+        add_bulk_if(to, from, 4096, due & lane == 0);
+        bulk_commit();
+      } else {
 #pragma unroll
-      for (i32 j = 0; j < 8; ++j) add_four_if(to + j * 128, x + 4 * j, due);
+        for (i32 j = 0; j < 8; ++j) add_four_if(to + j * 128 + lane * 4, x + 4 * j, due);
+      }
     }
 
     JALI_DEVICE const Item& item() const { return notes->item[(items - 1) % 4]; }
@@ -457,6 +466,7 @@ struct BackwardWide {
       }
       barrier_wait(sm.k_full(), items & 1);
       barrier_wait(sm.v_full(), items & 1);
+      if (kByEngine) bulk_wait();
       if (items > 0) Tiles::end_item(a, sm, item(), items - 1);
       ++items;
 #pragma unroll
@@ -500,6 +510,7 @@ struct BackwardWide {
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
       while (!(flags & Tiles::kEnd)) run_item();
+      if (kByEngine) bulk_wait();
       if (items > 0) Tiles::end_item(a, sm, item(), items - 1);
       Tiles::end(sm, items, steps);
     }
