@@ -47,7 +47,6 @@ struct BackwardTiles {
   static constexpr i32 kStages = 2;
   static constexpr i32 kOStages = kPair ? 1 : kStages;
   static constexpr i32 kTileKeys = kPair ? 2 * kKeys : kKeys;
-  static_assert(!kPair || (!kOrdered && !kWanted.keys));
   static constexpr i32 kNoteSlots = 4;
   static constexpr i32 kConsumerWarps = cuda::kBackwardConsumerWarps;
   static constexpr i32 kHalves = ceil_div(kD, 64), kHalvesV = ceil_div(kDv, 64);  // 64 columns each
@@ -71,6 +70,7 @@ struct BackwardTiles {
   // Sums over rows for the gradient of a bias of keys come from the tensor cores, in tiles of 128 keys. PERF: but
   // beside a mask turns leave no register for them.
   static constexpr bool kMultipliesOnes = kWanted.keys && kKeys == 128 && !(kOrdered && kMasked);
+  static_assert(!kPair || (!kOrdered && !kMultipliesOnes));
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
   // blocks what consumers have added (tell_others), unless consumers do so themselves; then kFinders that
   // look up cells, where consumers cannot tell them by key.
@@ -424,6 +424,7 @@ struct BackwardTiles {
     if (tells) {
       if (one) number = atomicAdd(a.taken, 1);
       barrier_wait(sm.told_empty(), times & 1 ^ 1);
+      __syncwarp();  // or a lane that is late would wait for a phase that has passed twice
       if (one) store_at_peer(sm.told(), number, sm.told_full());
     } else {
       if (one) barrier_expect(sm.told_full(), 4);

@@ -46,7 +46,7 @@ JALI_HD constexpr BackwardTile backward_pair_tile(i32 D, i32 Dv) {
   const i32 rows = 64, own = 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * own * (dim + dim_v) + own * dim  // K, V; half of the other block's K
-                    + 4 * rows * 64                      // the key side's dQ
+                    + 4 * rows * 64                      // the key side's dQ; with options P apart from dS
                     + 2 * rows * (2 * dim + dim_v)       // two Q, dO
                     + 4 * 2 * rows * own                 // P or dS, the other block's dS
                     + 4 * 4 * rows                       // statistics
@@ -90,13 +90,17 @@ struct BackwardWide {
                 kTile.shared_bytes <= kMostSharedBytes);
   static constexpr i32 kStages = Tiles::kStages;
   static constexpr bool kSendsSlopes = kOptions.softcap && kWanted.per_tile();
+  // dS comes in place of the P that it was made from. PERF: not with options, whose value side would wait for the
+  // key side before it weighs.
+  static constexpr bool kOverlays = kPair && !Scores::kOn && !kWanted.per_tile();
 
-  // kPair: dS comes in place of the P that it was made from.
   JALI_DEVICE static u32 p_buffer(const Shared& sm, u32 n) { return sm.rest() + n * kBufferBytes; }
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 n) {
-    return p_buffer(sm, (kPair ? 0 : 2) + n);
+    return p_buffer(sm, (kOverlays ? 0 : 2) + n);
   }
-  JALI_DEVICE static u32 peer_ds(const Shared& sm, u32 n) { return p_buffer(sm, 2 + n); }
+  JALI_DEVICE static u32 peer_ds(const Shared& sm, u32 n) {
+    return p_buffer(sm, (kOverlays ? 2 : 4) + n);
+  }
   JALI_DEVICE static u32 p_full(const Shared& sm, u32 n) { return sm.own(n); }
   JALI_DEVICE static u32 ds_full(const Shared& sm, u32 n) { return sm.own(2 + n); }
   // kPair: the other block's dS is here; the other block has multiplied this block's dS.
@@ -116,7 +120,7 @@ struct BackwardWide {
     }
     static constexpr i32 kDim = kKeySide ? kD : kDv;
     // By whom its dQ is added. PERF: by the copy engine, no warp waits while it is; there is room for one side.
-    static constexpr bool kByEngine = kPair && kKeySide;
+    static constexpr bool kByEngine = kOverlays && kKeySide;
     static_assert(kBlocks <= 2 && (!kPair || Tiles::kHalves == 4));
 
     const BackwardArgs& a;
@@ -176,13 +180,13 @@ struct BackwardWide {
     JALI_DEVICE void draw() {
       if constexpr (kOptions.dropout) dropped.draw(*a.scores.seed, place());
     }
-    // Between the four words of a thread. kPair: those of a warp lie where its dS comes to.
-    static constexpr i32 kWordStride = kPair ? 512 : 2048;
+    // Between the four words of a thread. kOverlays: those of a warp lie where its dS comes to.
+    static constexpr i32 kWordStride = kOverlays ? 512 : 2048;
     JALI_DEVICE u32 p_words(u32 buffer) const {
-      if (kPair) return p_buffer(sm, buffer) + warp * 2048 + lane * 16;
+      if (kOverlays) return p_buffer(sm, buffer) + warp * 2048 + lane * 16;
       return p_buffer(sm, kSendsSlopes ? 0 : buffer) + (warp * 32 + lane) * 16;
     }
-    /// kPair, value side: until all that was made of the dS that P comes in place of.
+    /// kOverlays, value side: until all that was made of the dS that P comes in place of.
     JALI_DEVICE void wait_for_buffer() {
       barrier_wait(sm.rows_empty((steps - 1) % kStages), (steps - 1) / kStages & 1);
       barrier_wait(peer_done(sm, steps % 2), steps / 2 & 1 ^ 1);
@@ -235,7 +239,7 @@ struct BackwardWide {
         }
 #pragma unroll
         for (i32 n = 0; n < 16; ++n) w[n] = T::pack(x[2 * n], x[2 * n + 1]);
-        if constexpr (kPair) wait_for_buffer();
+        if constexpr (kOverlays) wait_for_buffer();
 #pragma unroll
         for (i32 n = 0; n < 4; ++n) {
           store_shared(p_words(buffer) + n * kWordStride, w[4 * n], w[4 * n + 1], w[4 * n + 2],
@@ -268,7 +272,11 @@ struct BackwardWide {
                          x[2 * n + 1] * FP16::value(static_cast<u16>(slopes[n % 4] >> 16)));
         }
       }
-      if constexpr (kPair) __syncwarp();  // all have read their P there
+      if constexpr (kOverlays) {
+        __syncwarp();  // all have read their P there
+      } else if constexpr (kPair) {
+        barrier_wait(peer_done(sm, buffer), steps / 2 & 1 ^ 1);
+      }
       const i32 row = warp * 16 + (lane >> 3 & 1) * 8 + (lane & 7);
       const u32 to = ds_buffer(sm, buffer) + row * 128 + ((lane >> 4 ^ (lane & 7)) << 4);
 #pragma unroll
@@ -304,16 +312,8 @@ struct BackwardWide {
       }
     }
 
-    /// One row tile. kHides: it is partial. The first of a key tile multiplies a dQ as well, but
-    /// sends none.
-    template <bool kHides>
-    JALI_DEVICE void step() {
-      const bool due = !(flags & Tiles::kFirst);
-      const u32 stage = steps % kStages, parity = steps / kStages & 1;
-      const u32 buffer = steps % 2, buffer_parity = steps / 2 & 1;
-      const u32 last_buffer = (steps + 1) % 2, last_parity = (steps - 1) / 2 & 1;
-      const i32 this_number = number, this_turn = turn;
-      barrier_wait(kKeySide ? sm.o_full(stage) : sm.q_full(stage), parity);
+    /// What S or dP of a row tile is added to.
+    JALI_DEVICE void start(u32 stage) {
       const u32 statistics = kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage);
       constexpr bool kRaw = kKeySide ? !kOptions.dropout : !Scores::kAdjusts;
       Tiles::template start<kRaw>(x, statistics, lane);
@@ -324,6 +324,18 @@ struct BackwardWide {
       }
       tie(x);
       wgmma_fence();
+    }
+    /// One row tile. kHides: it is partial. The first of a key tile multiplies a dQ as well, but
+    /// sends none.
+    template <bool kHides>
+    JALI_DEVICE void step() {
+      const bool due = !(flags & Tiles::kFirst);
+      const u32 stage = steps % kStages, parity = steps / kStages & 1;
+      const u32 buffer = steps % 2, buffer_parity = steps / 2 & 1;
+      const u32 last_buffer = (steps + 1) % 2, last_parity = (steps - 1) / 2 & 1;
+      const i32 this_number = number, this_turn = turn;
+      barrier_wait(kKeySide ? sm.o_full(stage) : sm.q_full(stage), parity);
+      start(stage);
       if constexpr (kKeySide) {
         Tiles::template multiply_dim<kDv>(x, sm.v(), sm.o(stage));
         wgmma_commit();
@@ -384,9 +396,7 @@ struct BackwardWide {
       const u32 last_buffer = (steps + 1) % 2, last_parity = (steps - 1) / 2 & 1;
       const i32 this_number = number;
       barrier_wait(kKeySide ? sm.o_full(0) : sm.q_full(stage), kKeySide ? steps & 1 : parity);
-      Tiles::template start<true>(x, kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage), lane);
-      tie(x);
-      wgmma_fence();
+      start(stage);
       if constexpr (kKeySide) {
         Tiles::template multiply_dim<kDv>(x, sm.v(), sm.o(0));
         wgmma_commit();
@@ -402,6 +412,7 @@ struct BackwardWide {
       } else {
         Tiles::template multiply_dim<kD>(x, sm.k(), sm.q(stage));
         wgmma_commit();
+        draw();
         wgmma_wait<0>();
         tie(x);
         weigh<kHides>(buffer);
