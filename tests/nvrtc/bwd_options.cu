@@ -31,6 +31,12 @@ BACKWARD_OPTIONS(BackwardWide, dropout_256, BF16, 256, 256, leaf::Causal, false,
                  ())
 BACKWARD_OPTIONS(BackwardWide, bias_dropout_256, BF16, 256, 256, leaf::Causal, false,
                  (.bias = BiasType::kHalf, .dropout = true), (.cells = CellGradient::kAdd))
+BACKWARD_OPTIONS(BackwardPair, pair_softcap, BF16, 256, 256, Documents, false, (.softcap = true),
+                 ())
+BACKWARD_OPTIONS(BackwardPair, pair_key_bias, BF16, 256, 256, leaf::Causal, false,
+                 (.key_bias = BiasType::kFloat, .dropout = true), (.keys = true))
+BACKWARD_OPTIONS(BackwardPair, pair_softcap_bias, FP16, 256, 256, Streaming, false,
+                 (.softcap = true, .bias = BiasType::kFloat), (.cells = CellGradient::kFloat))
 BACKWARD_OPTIONS(BackwardWide, everything, FP16, 192, 128, leaf::Causal, false,
                  (.softcap = true, .bias = BiasType::kFloat, .key_bias = BiasType::kHalf,
                   .alibi = true, .sinks = true, .dropout = true),

@@ -18,7 +18,6 @@ class BackwardSm90Pair final : public BackwardSm90Launch {
   BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&) const override {
     return backward_pair_tile(D, Dv);
   }
-  // NOTE: more than bwd_sm90_wide, so that nobody gets it until it has been run and measured.
   double cost() const override { return 1.5; }
 };
 

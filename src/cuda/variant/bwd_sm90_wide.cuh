@@ -1,8 +1,8 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 64 keys, D and Dv up to 256.
 //
-// Speed     H200, bf16, H8 16K, a whole pass, TFLOP/s (cuDNN): D 256 full 502 (350),
-//           causal 512 (363); D 192 causal 504 (306); 192/128 full 459 (297).
-// Serves    what bwd_sm90.cuh does, for the head dims and the options that do not fit it.
+// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 192 causal 504 (306); 192/128 full 459 (297).
+// Serves    what bwd_sm90.cuh does, for the head dims and the options that do not fit it; those above 192 where
+//           bwd_sm90_pair.cuh does not.
 // Tensors   as there; boxes {64, 64, 1, 1}, and of 16 rows.
 // Roles     warpgroup 0 loads, as there. Warpgroup 1, the value side, owns dv: S' = K Q', P, and
 //           dV += P' dO with P in registers. Warpgroup 2, the key side, owns dk: dP' = V dO', dS from
@@ -46,10 +46,10 @@ JALI_HD constexpr BackwardTile backward_pair_tile(i32 D, i32 Dv) {
   const i32 rows = 64, own = 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * own * (dim + dim_v) + own * dim  // K, V; half of the other block's K
-                    + 4 * rows * 64                      // the key side's dQ; with options P apart from dS
-                    + 2 * rows * (2 * dim + dim_v)       // two Q, dO
-                    + 4 * 2 * rows * own                 // P or dS, the other block's dS
-                    + 4 * 4 * rows                       // statistics
+                    + 4 * rows * 64  // the key side's dQ; with options P apart from dS
+                    + 2 * rows * (2 * dim + dim_v)  // two Q, dO
+                    + 4 * 2 * rows * own            // P or dS, the other block's dS
+                    + 4 * 4 * rows                  // statistics
                     + kBackwardCellSlots<own> * rows * own / 8 + kBackwardNotesBytes;
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
