@@ -165,8 +165,8 @@ struct BackwardTiles {
     JALI_DEVICE u32 q_full(u32 stage) const { return barrier(4 + stage); }
     JALI_DEVICE u32 o_full(u32 stage) const { return barrier(6 + (kPair ? 0 : stage)); }
     JALI_DEVICE u32 o_empty() const { return barrier(7); }  // kPair
-    // kPair: half of the columns of the other block's K, those of dQ that this block adds; 1024-aligned.
-    JALI_DEVICE u32 peer_k() const { return base + kStats - kKBytes / 2; }
+    // kPair: of the other block's K the two halves with the columns of dQ that this block adds; 1024-aligned.
+    JALI_DEVICE u32 peer_k() const { return base + kStats - 2 * kKHalf; }
     JALI_DEVICE u32 rows_empty(u32 stage) const { return barrier(8 + stage); }
     JALI_DEVICE u32 note_full(u32 n) const { return barrier(10 + n % kNoteSlots); }
     JALI_DEVICE u32 own(i32 n) const { return barrier(14 + n); }  // of the variant, n < 4
@@ -211,6 +211,8 @@ struct BackwardTiles {
     barrier_init(sm.added_full(), kConsumerWarps);
     barrier_init(sm.added_empty(), 1);
   }
+  /// kPair: the first of the halves with the columns of dQ that a block adds.
+  JALI_DEVICE static i32 first_half(i32 rank) { return rank * (kHalves - 2); }
   /// The first of this block's own keys in a key tile.
   JALI_DEVICE static i32 own_first() {
     if constexpr (!kPair) return 0;
@@ -255,8 +257,8 @@ struct BackwardTiles {
       const i32 rank = cluster_rank(), key = item.key + (rank == 0 ? kKeys : -kKeys);
       const cuda::BoxPlace at = box_place(a.seq, item.f.b, item.f.k_start, item.f.num_keys, key);
 #pragma unroll
-      for (i32 n = 0; n < kHalves / 2; ++n) {
-        load_box(sm.peer_k() + n * kKHalf, map_k, sm.k_full(), 64 * (kHalves / 2 * rank + n),
+      for (i32 n = 0; n < 2; ++n) {
+        load_box(sm.peer_k() + n * kKHalf, map_k, sm.k_full(), 64 * (first_half(rank) + n),
                  at.token, item.h_kv, at.b, box_end(a.seq));
       }
     }
@@ -316,7 +318,7 @@ struct BackwardTiles {
         barrier_expect(sm.v_full(), kVBytes);
         load<kHalvesV, kKHalf>(sm.v(), map_v, sm.v_full(), keys, item.h_kv);
         barrier_wait(sm.k_empty(), items & 1 ^ 1);
-        barrier_expect(sm.k_full(), kKBytes + (kPair ? kKBytes / 2 : 0));
+        barrier_expect(sm.k_full(), kKBytes + (kPair ? 2 * kKHalf : 0));
         load<kHalves, kKHalf>(sm.k(), map_k, sm.k_full(), keys, item.h_kv);
         if constexpr (kPair) load_peer_k(item);
       }
@@ -653,12 +655,13 @@ struct BackwardTiles {
       add_if(a.added + item.section, 1, opaque(threadIdx.x & 31) == 0);
     }
   }
-  /// This warp's 16 rows and 64 columns of a dQ, for the copy engine, in the order in which dq_sum has them.
+  /// This warp's 16 rows and kCols columns of a dQ, for the copy engine, in the order in which dq_sum has them.
+  template <i32 kCols = 64>
   JALI_DEVICE static void stage_dq(u32 to, const float* dq, i32 lane) {
     bulk_wait_read();  // the last one
     __syncwarp();
 #pragma unroll
-    for (i32 j = 0; j < 8; ++j) store_four(to + j * 512 + lane * 16, dq + 4 * j);
+    for (i32 j = 0; j < kCols / 8; ++j) store_four(to + j * 512 + lane * 16, dq + 4 * j);
     fence_async();
     __syncwarp();
   }

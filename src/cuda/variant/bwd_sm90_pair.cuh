@@ -6,9 +6,10 @@
 // Idea      A block of bwd_sm90_wide.cuh adds dQ of 64 keys to the sums in L2, whose entries that keeps busy. Here
 //           each block has 64 of the tile's keys, for S, P, dP, dS, dV and dK; but of dQ it adds half of the columns,
 //           for all 128 keys, half as much in all.
-// Roles     as there; each side has one block of 64 columns of dQ. The key side's is added by the copy engine.
-// Shared    as there, and dS of the other block, 2 buffers; half of the columns of the other block's K; the key side's
-//           dQ. In return, there is one stage of dO, and dS comes in place of the P that it was made from.
+// Roles     as there; each side has 64 columns of dQ, at D up to 192 the key side 32. What the key side has is
+//           added by the copy engine.
+// Shared    as there, and dS of the other block, 2 buffers; 128 columns of the other block's K; the key side's dQ. In
+//           return, there is one stage of dO, and dS comes in place of the P that it was made from. At D = Dv = 256
 //           227 KB, all that there is.
 // Barriers  as there, and o_empty: dO was read, one arrival a consumer warp. peer_full: the other block's dS is here,
 //           copied by its key side, each warp its own part. peer_done: the other block has multiplied this block's dS,

@@ -40,16 +40,16 @@ JALI_HD constexpr BackwardTile backward_wide_tile(i32 D, i32 Dv) {
   return {rows, keys, rows * dim, stages, shared, 384, 56, 224};
 }
 JALI_HD constexpr bool backward_pair_fits(i32 D, i32 Dv) {
-  return D > 192 && D <= 256 && Dv > 192 && Dv <= 256;
+  return D > 128 && D <= 256 && Dv <= 256;
 }
 JALI_HD constexpr BackwardTile backward_pair_tile(i32 D, i32 Dv) {
   const i32 rows = 64, own = 64;
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
-  const i32 bytes = 2 * own * (dim + dim_v) + own * dim  // K, V; half of the other block's K
-                    + 4 * rows * 64  // the key side's dQ; with options P apart from dS
+  const i32 bytes = 2 * own * (dim + dim_v + 128)   // K, V; 128 columns of the other block's K
                     + 2 * rows * (2 * dim + dim_v)  // two Q, dO
                     + 4 * 2 * rows * own            // P or dS, the other block's dS
-                    + 4 * 4 * rows                  // statistics
+                    + 4 * rows * 64  // the key side's dQ; with options P apart from dS
+                    + 4 * 4 * rows   // statistics
                     + kBackwardCellSlots<own> * rows * own / 8 + kBackwardNotesBytes;
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
@@ -76,7 +76,7 @@ struct BackwardWide {
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys / kTile.blocks;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
   // kPair: the key side's dQ, half of the other block's K.
-  static constexpr i32 kPairBytes = kPair ? 4 * kRows * 64 + kKeys * ceil_div(kD, 64) * 64 : 0;
+  static constexpr i32 kPairBytes = kPair ? 4 * kRows * 64 + kKeys * 256 : 0;
   using Tiles =
       tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes + kPairBytes, kTile.row_stages,
                           M, kOrdered, kOptions, kWanted, false, kForcesMap, kPair>;
@@ -114,14 +114,27 @@ struct BackwardWide {
     static constexpr i32 kBegin = kKeySide ? (Tiles::kHalves + 1) / 2 : 0;
     static constexpr i32 kBlocks =
         kPair ? 1 : (kKeySide ? Tiles::kHalves : (Tiles::kHalves + 1) / 2) - kBegin;
-    JALI_DEVICE static i32 first_block() {
-      if constexpr (kPair) return static_cast<i32>(cluster_rank()) * 2 + kKeySide;
-      return kBegin;
+    // kPair: of three halves the second one is shared.
+    static constexpr i32 kCols = kPair && kKeySide && Tiles::kHalves == 3 ? 32 : 64;
+    JALI_DEVICE static i32 first_half() {
+      if constexpr (!kPair) return kBegin;
+      const i32 rank = cluster_rank();
+      return Tiles::kHalves == 4 ? rank * 2 + kKeySide : kKeySide ? 1 : rank * 2;
+    }
+    /// Among those of the other block's K that are here.
+    JALI_DEVICE static i32 peer_half() {
+      if constexpr (Tiles::kHalves == 4) return kKeySide;
+      const i32 rank = cluster_rank();
+      return kKeySide ? 1 - rank : rank;
+    }
+    /// The first column in its half.
+    JALI_DEVICE static i32 first_col() {
+      return kCols == 32 ? static_cast<i32>(cluster_rank()) * 32 : 0;
     }
     static constexpr i32 kDim = kKeySide ? kD : kDv;
     // By whom its dQ is added. PERF: by the copy engine, no warp waits while it is; there is room for one side.
     static constexpr bool kByEngine = kOverlays && kKeySide;
-    static_assert(kBlocks <= 2 && (!kPair || Tiles::kHalves == 4));
+    static_assert(kBlocks <= 2 && (!kPair || Tiles::kHalves == 3 || Tiles::kHalves == 4));
 
     const BackwardArgs& a;
     const M& mask;
@@ -140,36 +153,42 @@ struct BackwardWide {
     u32 w[16];            // dS or P
     tile::Dropped dropped;
 
+    JALI_DEVICE float (&dq()) [kCols / 2] { return reinterpret_cast<float (&)[kCols / 2]>(x); }
     /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
     JALI_DEVICE void multiply_dq(u32 buffer, i32 block) {
       const u32 y = descriptor(ds_buffer(sm, buffer), 16);
-      const u32 k = descriptor(sm.k() + (first_block() + block) * Tiles::kKHalf, 16);
+      const u32 k =
+          descriptor(sm.k() + (first_half() + block) * Tiles::kKHalf + first_col() * 2, 16);
 #pragma unroll
       for (i32 t = 0; t < kKeys / 16; ++t) {
-        Wgmma<T, 64, true>::template ss<true>(x, y + t * (2048 / 16), k + t * (2048 / 16), t > 0);
+        Wgmma<T, kCols, true>::template ss<true>(dq(), y + t * (2048 / 16), k + t * (2048 / 16),
+                                                 t > 0);
       }
       if constexpr (kPair) {
         const u32 peer_y = descriptor(peer_ds(sm, buffer), 16);
-        const u32 peer_k = descriptor(sm.peer_k() + kKeySide * Tiles::kKHalf, 16);
+        const u32 peer_k =
+            descriptor(sm.peer_k() + peer_half() * Tiles::kKHalf + first_col() * 2, 16);
 #pragma unroll
         for (i32 t = 0; t < kKeys / 16; ++t) {
-          Wgmma<T, 64, true>::template ss<true>(x, peer_y + t * (2048 / 16),
-                                                peer_k + t * (2048 / 16), 1);
+          Wgmma<T, kCols, true>::template ss<true>(dq(), peer_y + t * (2048 / 16),
+                                                   peer_k + t * (2048 / 16), 1);
         }
       }
       wgmma_commit();
     }
     JALI_DEVICE void send_dq(i32 block, bool due) {
-      float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (first_block() + block) * 4096 +
-                  warp * 1024;
+      float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (first_half() + block) * 4096 +
+                  first_col() * 16 + warp * 1024;
       if constexpr (kByEngine) {
         const u32 from = sm.rest() + 4 * kBufferBytes + warp * 4096;
-        Tiles::stage_dq(from, x, lane);
-        add_bulk_if(to, from, 4096, due & lane == 0);
+        Tiles::template stage_dq<kCols>(from, x, lane);
+        add_bulk_if(to, from, kCols * 64, due & lane == 0);
         bulk_commit();
       } else {
 #pragma unroll
-        for (i32 j = 0; j < 8; ++j) add_four_if(to + j * 128 + lane * 4, x + 4 * j, due);
+        for (i32 j = 0; j < kCols / 8; ++j) {
+          add_four_if(to + j * 128 + lane * 4, x + 4 * j, due);
+        }
       }
     }
 
