@@ -211,8 +211,6 @@ struct BackwardTiles {
     barrier_init(sm.added_full(), kConsumerWarps);
     barrier_init(sm.added_empty(), 1);
   }
-  /// kPair: the first of the halves with the columns of dQ that a block adds.
-  JALI_DEVICE static i32 first_half(i32 rank) { return rank * (kHalves - 2); }
   /// The first of this block's own keys in a key tile.
   JALI_DEVICE static i32 own_first() {
     if constexpr (!kPair) return 0;
@@ -253,12 +251,13 @@ struct BackwardTiles {
         load_box(shared + n * kBox, map, barrier, 64 * n, at.token, h, at.b, box_end(a.seq));
       }
     }
+    /// kPair: of four halves the first two, or the last two; of three they share the second one.
     JALI_DEVICE void load_peer_k(const volatile Item& item) {
       const i32 rank = cluster_rank(), key = item.key + (rank == 0 ? kKeys : -kKeys);
       const cuda::BoxPlace at = box_place(a.seq, item.f.b, item.f.k_start, item.f.num_keys, key);
 #pragma unroll
       for (i32 n = 0; n < 2; ++n) {
-        load_box(sm.peer_k() + n * kKHalf, map_k, sm.k_full(), 64 * (first_half(rank) + n),
+        load_box(sm.peer_k() + n * kKHalf, map_k, sm.k_full(), 64 * (rank * (kHalves - 2) + n),
                  at.token, item.h_kv, at.b, box_end(a.seq));
       }
     }

@@ -331,6 +331,21 @@ struct BackwardWide {
       }
     }
 
+    /// Of the row tile that comes: whether a dQ is due before it; its stage of rows, its buffer of P and dS, that of
+    /// the one before, and the parities of their barriers.
+    struct Step {
+      bool due;
+      u32 stage, parity, buffer, buffer_parity, last_buffer, last_parity;
+    };
+    JALI_DEVICE Step this_step() const {
+      return {!(flags & Tiles::kFirst),
+              steps % kStages,
+              steps / kStages & 1,
+              steps % 2,
+              steps / 2 & 1,
+              (steps + 1) % 2,
+              (steps - 1) / 2 & 1};
+    }
     /// What S or dP of a row tile is added to.
     JALI_DEVICE void start(u32 stage) {
       const u32 statistics = kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage);
@@ -348,10 +363,8 @@ struct BackwardWide {
     /// sends none.
     template <bool kHides>
     JALI_DEVICE void step() {
-      const bool due = !(flags & Tiles::kFirst);
-      const u32 stage = steps % kStages, parity = steps / kStages & 1;
-      const u32 buffer = steps % 2, buffer_parity = steps / 2 & 1;
-      const u32 last_buffer = (steps + 1) % 2, last_parity = (steps - 1) / 2 & 1;
+      const auto [due, stage, parity, buffer, buffer_parity, last_buffer, last_parity] =
+          this_step();
       const i32 this_number = number, this_turn = turn;
       barrier_wait(kKeySide ? sm.o_full(stage) : sm.q_full(stage), parity);
       start(stage);
@@ -409,10 +422,8 @@ struct BackwardWide {
     /// stage of dO.
     template <bool kHides>
     JALI_DEVICE void step_of_pair() {
-      const bool due = !(flags & Tiles::kFirst);
-      const u32 stage = steps % kStages, parity = steps / kStages & 1;
-      const u32 buffer = steps % 2, buffer_parity = steps / 2 & 1;
-      const u32 last_buffer = (steps + 1) % 2, last_parity = (steps - 1) / 2 & 1;
+      const auto [due, stage, parity, buffer, buffer_parity, last_buffer, last_parity] =
+          this_step();
       const i32 this_number = number;
       barrier_wait(kKeySide ? sm.o_full(0) : sm.q_full(stage), kKeySide ? steps & 1 : parity);
       start(stage);
