@@ -29,9 +29,7 @@ namespace jali::cuda {
 template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false,
           ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{},
           bool kForcesMap = false>
-struct BackwardPair : BackwardWide<T, kD, kDv, M, kOrdered, kOptions, kWanted, kForcesMap, true> {
-  static_assert(!kOrdered);
-};
+using BackwardPair = BackwardWide<T, kD, kDv, M, kOrdered, kOptions, kWanted, kForcesMap, true>;
 
 }  // namespace jali::cuda
 #endif

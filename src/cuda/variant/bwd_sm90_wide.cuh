@@ -359,6 +359,22 @@ struct BackwardWide {
       tie(x);
       wgmma_fence();
     }
+    /// Value side: S of a row tile, and P.
+    template <bool kHides>
+    JALI_DEVICE void score(u32 stage, u32 buffer) {
+      Tiles::template multiply_dim<kD>(x, sm.k(), sm.q(stage));
+      wgmma_commit();
+      draw();
+      wgmma_wait<0>();
+      tie(x);
+      weigh<kHides>(buffer);
+    }
+    /// Key side: the value side's P.
+    JALI_DEVICE void take_p(u32 buffer, u32 parity) {
+      barrier_wait(p_full(sm, buffer), parity);
+#pragma unroll
+      for (i32 n = 0; n < 4; ++n) load_words(p_words(buffer) + n * kWordStride, w + 4 * n);
+    }
     /// One row tile. kHides: it is partial. The first of a key tile multiplies a dQ as well, but
     /// sends none.
     template <bool kHides>
@@ -371,19 +387,12 @@ struct BackwardWide {
       if constexpr (kKeySide) {
         Tiles::template multiply_dim<kDv>(x, sm.v(), sm.o(stage));
         wgmma_commit();
-        barrier_wait(p_full(sm, buffer), buffer_parity);
-#pragma unroll
-        for (i32 n = 0; n < 4; ++n) load_words(p_words(buffer) + n * kWordStride, w + 4 * n);
+        take_p(buffer, buffer_parity);
         wgmma_wait<0>();
         tie(x);
         differentiate(buffer);
       } else {
-        Tiles::template multiply_dim<kD>(x, sm.k(), sm.q(stage));
-        wgmma_commit();
-        draw();
-        wgmma_wait<0>();
-        tie(x);
-        weigh<kHides>(buffer);
+        score<kHides>(stage, buffer);
       }
       barrier_wait(kKeySide ? sm.q_full(stage) : sm.o_full(stage), parity);
       const i32 turns = Tiles::turns_of(a, last_number);
@@ -431,21 +440,14 @@ struct BackwardWide {
         Tiles::template multiply_dim<kDv>(x, sm.v(), sm.o(0));
         wgmma_commit();
         if (warp == 0 && lane == 0) barrier_expect(peer_full(sm, buffer), kBufferBytes);
-        barrier_wait(p_full(sm, buffer), buffer_parity);
-#pragma unroll
-        for (i32 n = 0; n < 4; ++n) load_words(p_words(buffer) + n * kWordStride, w + 4 * n);
+        take_p(buffer, buffer_parity);
         wgmma_wait<0>();
         tie(x);
         barrier_arrive_if(sm.o_empty(), lane == 0);
         differentiate(buffer);
         barrier_wait(sm.q_full(stage), parity);
       } else {
-        Tiles::template multiply_dim<kD>(x, sm.k(), sm.q(stage));
-        wgmma_commit();
-        draw();
-        wgmma_wait<0>();
-        tie(x);
-        weigh<kHides>(buffer);
+        score<kHides>(stage, buffer);
         barrier_wait(sm.o_full(0), steps & 1);
         tie(w);
         tie(sum);
@@ -499,6 +501,11 @@ struct BackwardWide {
         step<kHides>();
       }
     }
+    /// Says that dQ of the key tile before is added, if there was one.
+    JALI_DEVICE void end_last_item() {
+      if (kByEngine) bulk_wait();
+      if (items > 0) Tiles::end_item(a, sm, item(), items - 1);
+    }
     /// A key tile: all its row tiles.
     JALI_DEVICE void run_item() {
       if (!kKeySide) {
@@ -507,8 +514,7 @@ struct BackwardWide {
       }
       barrier_wait(sm.k_full(), items & 1);
       barrier_wait(sm.v_full(), items & 1);
-      if (kByEngine) bulk_wait();
-      if (items > 0) Tiles::end_item(a, sm, item(), items - 1);
+      end_last_item();
       ++items;
 #pragma unroll
       for (i32 n = 0; n < kDim / 2; ++n) sum[n] = 0;
@@ -551,8 +557,7 @@ struct BackwardWide {
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
       while (!(flags & Tiles::kEnd)) run_item();
-      if (kByEngine) bulk_wait();
-      if (items > 0) Tiles::end_item(a, sm, item(), items - 1);
+      end_last_item();
       Tiles::end(sm, items, steps);
     }
   };
