@@ -416,25 +416,26 @@ struct BackwardTiles {
     }
   }
 
-  /// kPair: the number of the key tile that both blocks take next, for the whole warp.
+  /// kPair: the number of the key tile that both blocks take next, for the whole warp. One lane waits: others that
+  /// did, and were late, would find a phase passed twice.
   JALI_DEVICE static i32 take_for_pair(const BackwardArgs& a, const Shared& shared) {
     const Shared sm{static_cast<u32>(opaque(static_cast<i32>(shared.base)))};
-    const bool one = lane_id() == 0, tells = cluster_rank() == 0;
-    const i32 times = broadcast(load_shared(sm.times_told()));
     i32 number = 0;
-    if (tells) {
-      if (one) number = atomicAdd(a.taken, 1);
-      barrier_wait(sm.told_empty(), times & 1 ^ 1);
-      __syncwarp();  // or a lane that is late would wait for a phase that has passed twice
-      if (one) store_at_peer(sm.told(), number, sm.told_full());
-    } else {
-      if (one) barrier_expect(sm.told_full(), 4);
-      barrier_wait(sm.told_full(), times & 1);
-      number = load_shared(sm.told());
-      __syncwarp();
-      barrier_arrive_at_peer_if(sm.told_empty(), one);
+    if (lane_id() == 0) {
+      const i32 times = load_shared(sm.times_told());
+      if (cluster_rank() == 0) {
+        number = atomicAdd(a.taken, 1);
+        barrier_wait(sm.told_empty(), times & 1 ^ 1);
+        store_at_peer(sm.told(), number, sm.told_full());
+      } else {
+        barrier_expect(sm.told_full(), 4);
+        barrier_wait(sm.told_full(), times & 1);
+        number = load_shared(sm.told());
+        // NOTE: what was loaded is asked for, since an arrival there overtakes a load that nobody waits for.
+        barrier_arrive_at_peer_if(sm.told_empty(), number >= 0);
+      }
+      store_shared(sm.times_told(), times + 1);
     }
-    store_shared_if(sm.times_told(), times + 1, one);
     __syncwarp();
     return broadcast(number);
   }
