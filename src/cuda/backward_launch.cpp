@@ -27,12 +27,12 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
 /// 8 groups of 4 heads of 16K, causal: 14120, -, 10720, 9980, 10090 (* 8810). Of 3, 4, 6, 9 heads: D256 16K causal
 /// 7650, 7610, 7770, 8430 (* 5860); D128 32K, windows of 1024 1810, 1880, 1900, 1960, 12 causal documents 5900, 5510,
 /// 5640, 5650, by ids 5900, 5700, 5750, 5840.
-i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 num_sms) {
+i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 clusters) {
   constexpr i64 kBytes = 8 << 20, kCached = 32 << 20, kBehindOthers = 144 << 20;
   const i64 per_query_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv), 1);
   i64 least = 1;
   if (p.deterministic) {
-    least = ceil_div(num_sms, 16);
+    least = ceil_div(clusters, 16);
     least = p.mask->trivial()
                 ? clamp_to<i64>(kCached / per_query_head, 1, least)
                 : clamp_to<i64>(kBehindOthers / per_query_head, min_of<i64>(4, least), least);
@@ -177,8 +177,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.row_parts = a.row_tiles_of_sequence * a.seq.group * (tile.rows / kBackwardPartRows);
   a.key_tiles = num_tiles(p, false, tile.keys);
   a.heads = batches * p.Hkv;
-  a.section = section(p, rows, a.heads, call.device().num_sms);
   const i32 most_clusters = call.device().num_sms / tile.blocks;
+  a.section = section(p, rows, a.heads, most_clusters);
   a.last = heads_by_length(a.heads, a.key_tiles, most_clusters);
   // Whose tiles do not come by length: more heads beside each other, so that no long one is left to the end.
   // PERF: 12 causal documents, 2 x 8K, 2 heads 585 us, 4 570, 8 575, 16 599; 32K 4149, 4193, 4134, 4317.
@@ -217,8 +217,9 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.neg_lse = floats(statistic);
   a.neg_delta = floats(statistic);
   a.dq_sum = floats(row_tiles * tile.dq_floats);
+  const i64 turns_bytes = row_tiles * tile.blocks * static_cast<i64>(sizeof(i32));
   if (p.deterministic) {
-    a.turns = static_cast<i32*>(call.allocate(row_tiles * static_cast<i64>(sizeof(i32))));
+    a.turns = static_cast<i32*>(call.allocate(turns_bytes));
   }
   a.out = out.data;
   a.dout = dout.data;
@@ -239,7 +240,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   void* const mask = call.mask_parameters();
   sums.begin(module);
   if (blocks > 0) {
-    if (p.deterministic) call.clear(a.turns, row_tiles * static_cast<i64>(sizeof(i32)));
+    if (p.deterministic) call.clear(a.turns, turns_bytes);
     call.launch(main, blocks, tile.threads, tile.shared_bytes, {&q, &k, &v, &o, &a, mask});
   }
   sums.finish(module);

@@ -54,6 +54,23 @@ def test_masks(other: str, D: int, record_property) -> None:
     record_property("cases", len(LENGTHS))
 
 
+@pytest.mark.parametrize("D", [128, 192, 256])
+def test_many_backwards(D: int) -> None:
+    """Key tiles without a row tile beside short and long ones: blocks must not lose each other."""
+    generator = torch.Generator().manual_seed(1)
+    cuts = torch.randperm(8191, generator=generator)[:11].sort().values + 1
+    lengths = torch.diff(torch.tensor([0, *cuts.tolist(), 8192])).tolist()
+    q, k, v, dout = torch.randn(4, 2, 8, 8192, D, device="cuda", dtype=torch.bfloat16)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = jali.attention(*leaves, masked([lengths], jali.CausalMask()))
+    first = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    for _ in range(300):
+        dq, dk, dv = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+        assert torch.equal(dk, first[1])
+        assert torch.equal(dv, first[2])
+    torch.testing.assert_close(dq, first[0], rtol=2e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("lengths", [[[700]], [[700, 0, 0]], [[0, 640, 60, 0]]])
 def test_tokens_behind_the_last_document_see_sinks(lengths: list, record_property) -> None:
     mask, cells = OTHERS["causal"]

@@ -24,7 +24,10 @@ SCALE = float(os.environ.get("JALI_FUZZ_SCALE", "1"))
 SHARDS = range(32)
 STRUCTURES = 8  # of a shard
 REPEATS = 12  # of a structure
-DIMS = [(64, 64), (128, 128), (40, 40), (80, 80), (96, 96), (192, 192), (256, 256), (128, 64)]
+DIMS = [
+    (64, 64), (128, 128), (40, 40), (80, 80), (96, 96), (192, 192), (256, 256), (128, 64),
+    (256, 192), (144, 256),
+]  # fmt: skip
 
 
 @st.composite

@@ -27,9 +27,9 @@ BACKWARD_OPTIONS(BackwardWide, bias, BF16, 128, 128, leaf::Causal, false, (.bias
                  (.cells = CellGradient::kHalf))
 BACKWARD_OPTIONS(BackwardWide, softcap_bias_64, FP16, 64, 64, Streaming, true,
                  (.softcap = true, .bias = BiasType::kFloat), (.cells = CellGradient::kFloat))
-BACKWARD_OPTIONS(BackwardWide, dropout_256, BF16, 256, 256, leaf::Causal, false, (.dropout = true),
+BACKWARD_OPTIONS(BackwardPair, dropout_256, BF16, 256, 256, leaf::Causal, false, (.dropout = true),
                  ())
-BACKWARD_OPTIONS(BackwardWide, bias_dropout_256, BF16, 256, 256, leaf::Causal, false,
+BACKWARD_OPTIONS(BackwardPair, bias_dropout_256, BF16, 256, 256, leaf::Causal, false,
                  (.bias = BiasType::kHalf, .dropout = true), (.cells = CellGradient::kAdd))
 BACKWARD_OPTIONS(BackwardPair, pair_softcap, BF16, 256, 256, Documents, false, (.softcap = true),
                  ())
@@ -37,7 +37,17 @@ BACKWARD_OPTIONS(BackwardPair, pair_key_bias, BF16, 256, 256, leaf::Causal, fals
                  (.key_bias = BiasType::kFloat, .dropout = true), (.keys = true))
 BACKWARD_OPTIONS(BackwardPair, pair_softcap_bias, FP16, 256, 256, Streaming, false,
                  (.softcap = true, .bias = BiasType::kFloat), (.cells = CellGradient::kFloat))
-BACKWARD_OPTIONS(BackwardWide, everything, FP16, 192, 128, leaf::Causal, false,
+BACKWARD_OPTIONS(BackwardWide, softcap_keys_256, BF16, 256, 256, leaf::Causal, false,
+                 (.softcap = true, .key_bias = BiasType::kHalf), (.keys = true))
+BACKWARD_OPTIONS(BackwardPair, ordered_dropout_192, BF16, 192, 192, leaf::Causal, true,
+                 (.dropout = true), ())
+BACKWARD_OPTIONS(BackwardPair, pair_softcap_keys_192, BF16, 192, 256, Streaming, false,
+                 (.softcap = true, .key_bias = BiasType::kHalf), (.keys = true))
+BACKWARD_OPTIONS(BackwardPair, pair_many_256_128, FP16, 256, 128, leaf::Causal, false,
+                 (.softcap = true, .bias = BiasType::kFloat, .alibi = true, .sinks = true,
+                  .dropout = true),
+                 (.cells = CellGradient::kAdd))
+BACKWARD_OPTIONS(BackwardPair, everything, FP16, 192, 128, leaf::Causal, false,
                  (.softcap = true, .bias = BiasType::kFloat, .key_bias = BiasType::kHalf,
                   .alibi = true, .sinks = true, .dropout = true),
                  (.cells = CellGradient::kAdd, .keys = true))

@@ -128,7 +128,8 @@ struct BackwardArgs {
                             // last parts; warps that are done
   i32* prepared = nullptr;  // [sections] parts of row tiles
   i32* added = nullptr;     // [sections] key tiles whose dQ is added, times the consumers' warps
-  i32* turns = nullptr;  // [row_tiles · Hq] the same of a row tile; deterministic only, zero before
+  // [row_tiles · Hq · blocks that share a key tile] the same of a row tile; deterministic only, zero before
+  i32* turns = nullptr;
   float *neg_lse = nullptr, *neg_delta = nullptr, *dq_sum = nullptr;
   const void *out = nullptr, *dout = nullptr;   // [B, Hq, Lq, Dv]
   const float *lse = nullptr, *dlse = nullptr;  // [B, Hq, Lq]; dlse may be null

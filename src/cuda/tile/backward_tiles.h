@@ -70,7 +70,7 @@ struct BackwardTiles {
   // Sums over rows for the gradient of a bias of keys come from the tensor cores, in tiles of 128 keys. PERF: but
   // beside a mask turns leave no register for them.
   static constexpr bool kMultipliesOnes = kWanted.keys && kKeys == 128 && !(kOrdered && kMasked);
-  static_assert(!kPair || (!kOrdered && !kMultipliesOnes));
+  static_assert(!kPair || !kMultipliesOnes);
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
   // blocks what consumers have added (tell_others), unless consumers do so themselves; then kFinders that
   // look up cells, where consumers cannot tell them by key.
@@ -81,8 +81,8 @@ struct BackwardTiles {
       kMasked && !kRuns && (M::kColsReadTables || M::kRowsReadTables || !IsLightByKey<M>);
   // PERF: tiles of 64 keys are looked up by one: 12 causal documents of 8K, D256 770, with two 720 us.
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
-  // PERF: not turns of tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09.
-  static constexpr bool kTells = !kFinds && !(kOrdered && kKeys == 64);
+  // PERF: not turns of blocks alone with tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09; of pairs 5.65, else 6.82.
+  static constexpr bool kTells = !kFinds && !(kOrdered && kTileKeys == 64);
   // PERF: beside a bias in shared memory, which takes half of the stages, one: ptxas spills with one stage each.
   static constexpr i32 kRowWarps = kStagesBias ? 1 : 3 - kFinders - kTells;
   static constexpr i32 kStagesEach = kRowStages / kRowWarps;
@@ -677,6 +677,11 @@ struct BackwardTiles {
   // kOrdered: the sums of dq of a row tile are added to in turns. Only the order of additions matters, which
   // are made in L2: turns are awaited without an order of other memory.
 
+  /// The counter of row tile `number`. kPair: each block has its own columns, and counters.
+  JALI_DEVICE static i32 turn_place(i32 number) {
+    if constexpr (!kPair) return number;
+    return number * 2 + static_cast<i32>(cluster_rank());
+  }
   /// Ends the turn at row tile `sent`, the n-th of this block, to whose dQ this warp has added (none: -1).
   /// kByEngine: by the copy engine.
   template <bool kByEngine>
@@ -686,22 +691,22 @@ struct BackwardTiles {
     if (!kTells) fence_device();
     __syncwarp();
     if constexpr (kTells) {
-      hand_over(sm, sent, n, sent >= 0);
+      hand_over(sm, turn_place(sent), n, sent >= 0);
     } else {
-      add_if(a.turns + max_of(sent, 0), 1, sent >= 0 & opaque(threadIdx.x & 31) == 0);
+      add_if(a.turns + turn_place(max_of(sent, 0)), 1, sent >= 0 & opaque(threadIdx.x & 31) == 0);
     }
     sent = -1;
   }
   /// How many warps have added to a row tile.
   JALI_DEVICE static i32 turns_of(const BackwardArgs& a, i32 number) {
-    return kOrdered ? glance(a.turns + number) : 0;
+    return kOrdered ? glance(a.turns + turn_place(number)) : 0;
   }
   /// Waits for the key tiles before this one in row tile `number`, whose dQ is sent next if it is due;
   /// turns: how many had added to it before.
   JALI_DEVICE static void wait_turn(const BackwardArgs& a, bool due, i32 number, i32 turn,
                                     i32 turns, i32& sent) {
     if (!kOrdered) return;
-    await_count(a.turns + number, due ? turn * kConsumerWarps : 0, turns);
+    await_count(a.turns + turn_place(number), due ? turn * kConsumerWarps : 0, turns);
     sent = due ? number : -1;
   }
   /// What accumulators start at: the statistics of the rows, unless the tensor cores multiply them; zeros

@@ -9,14 +9,11 @@ namespace {
 class BackwardSm90Pair final : public BackwardSm90Launch {
   const char* kernel() const override { return "BackwardPair"; }
   const char* file() const override { return "bwd_sm90_pair"; }
-  // NOTE: the kernel takes D from 129 and any Dv, but those have not been run.
-  bool fits_dims(i32 D, i32 Dv) const override {
-    return backward_pair_fits(D, Dv) && D > 192 && Dv > 192;
-  }
+  bool fits_dims(i32 D, i32 Dv) const override { return backward_pair_fits(D, Dv); }
   // PERF: softcap beside the gradient of a key bias spills under some masks.
-  bool fits_options(i32, i32, const ScoreOptions& options, const BiasGradients& wanted,
-                    bool deterministic) const override {
-    return !deterministic && !(options.softcap && wanted.keys);
+  bool fits_options(i32 D, i32 Dv, const ScoreOptions& options, const BiasGradients& wanted,
+                    bool) const override {
+    return !(D > 192 && Dv > 192 && options.softcap && wanted.keys);
   }
   BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&) const override {
     return backward_pair_tile(D, Dv);

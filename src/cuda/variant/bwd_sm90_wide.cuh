@@ -1,8 +1,8 @@
 // Backward, sm_90a: dq, dk, dv over tiles of 64 keys, D and Dv up to 256.
 //
-// Speed     H200, bf16, a whole pass, TFLOP/s (cuDNN): D 192 causal 504 (306); 192/128 full 459 (297).
-// Serves    what bwd_sm90.cuh does, for the head dims and the options that do not fit it; those above 192 where
-//           bwd_sm90_pair.cuh does not.
+// Speed     H100, bf16, H16 16K, a whole pass, TFLOP/s: D 192 causal 458, where bwd_sm90_pair.cuh has SPEED.
+// Serves    what bwd_sm90.cuh does, for the head dims and the options that fit neither it nor bwd_sm90_pair.cuh: D up
+//           to 128 beside a larger Dv, and options of which bwd_sm90.cuh says that they would spill.
 // Tensors   as there; boxes {64, 64, 1, 1}, and of 16 rows.
 // Roles     warpgroup 0 loads, as there. Warpgroup 1, the value side, owns dv: S' = K Q', P, and
 //           dV += P' dO with P in registers. Warpgroup 2, the key side, owns dk: dP' = V dO', dS from
@@ -42,18 +42,38 @@ JALI_HD constexpr BackwardTile backward_wide_tile(i32 D, i32 Dv) {
 JALI_HD constexpr bool backward_pair_fits(i32 D, i32 Dv) {
   return D > 128 && D <= 256 && Dv <= 256;
 }
-JALI_HD constexpr BackwardTile backward_pair_tile(i32 D, i32 Dv) {
+/// What of a step has a place of its own in shared memory, of the kernel of bwd_sm90_pair.cuh.
+struct PairLayout {
+  bool apart;    // P and dS, not dS in the place of the P that it was made from
+  i32 key_cols;  // of dQ, the key side's
+  i32 staged_cols;  // of dQ, on their way to the copy engine: the key side's, then the value side's if there is room
+  i32 shared_bytes;  // without stages of row tiles
+};
+JALI_HD constexpr i32 backward_pair_bytes(i32 dim, i32 dim_v, i32 buffers, i32 staged_cols) {
   const i32 rows = 64, own = 64;
+  return 2 * own * (dim + dim_v + 128)   // K, V; 128 columns of the other block's K
+         + 2 * rows * (2 * dim + dim_v)  // two Q, dO
+         + buffers * 2 * rows * own      // 2 each: P, dS or one for both; the other block's dS
+         + 4 * rows * staged_cols        // dQ
+         + 4 * 4 * rows                  // statistics
+         + kBackwardCellSlots<own> * rows * own / 8 + kBackwardNotesBytes;
+}
+JALI_HD constexpr PairLayout backward_pair_layout(i32 D, i32 Dv) {
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
-  const i32 bytes = 2 * own * (dim + dim_v + 128)   // K, V; 128 columns of the other block's K
-                    + 2 * rows * (2 * dim + dim_v)  // two Q, dO
-                    + 4 * 2 * rows * own            // P or dS, the other block's dS
-                    + 4 * rows * 64  // the key side's dQ; with options P apart from dS
-                    + 4 * 4 * rows   // statistics
-                    + kBackwardCellSlots<own> * rows * own / 8 + kBackwardNotesBytes;
-  const i32 stages = backward_row_stages(bytes);
-  const i32 shared = bytes + stages * kBackwardRowBytes;
-  return {rows, 2 * own, rows * dim, stages, shared, 384, 56, 224, 2};
+  const i32 key_cols = dim == 192 ? 32 : 64, cols = key_cols + 64;
+  for (i32 buffers = 6; buffers >= 4; buffers -= 2) {
+    const i32 bytes = backward_pair_bytes(dim, dim_v, buffers, cols);
+    if (bytes <= kMostSharedBytes) return {buffers == 6, key_cols, cols, bytes};
+  }
+  return {false, key_cols, key_cols, backward_pair_bytes(dim, dim_v, 4, key_cols)};
+}
+JALI_HD constexpr BackwardTile backward_pair_tile(i32 D, i32 Dv) {
+  const PairLayout layout = backward_pair_layout(D, Dv);
+  const i32 stages = backward_row_stages(layout.shared_bytes);
+  const i32 shared = layout.shared_bytes + stages * kBackwardRowBytes;
+  const bool narrow = max_of(D, Dv) <= 192;  // the loader's warpgroup would spill
+  const i32 loader = narrow ? 88 : 56, consumer = narrow ? 208 : 224;
+  return {64, 128, 64 * ceil_div(D, 64) * 64, stages, shared, 384, loader, consumer, 2};
 }
 
 }  // namespace jali::cuda
@@ -75,8 +95,11 @@ struct BackwardWide {
       kPair ? backward_pair_tile(kD, kDv) : backward_wide_tile(kD, kDv);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys / kTile.blocks;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
-  // kPair: the key side's dQ, half of the other block's K.
-  static constexpr i32 kPairBytes = kPair ? 4 * kRows * 64 + kKeys * 256 : 0;
+  static constexpr PairLayout kLayout = backward_pair_layout(kD, kDv);
+  // kPair: more buffers, dQ, half of the other block's K.
+  static constexpr i32 kPairBytes =
+      kPair ? (kLayout.apart ? 2 : 0) * kBufferBytes + 4 * kRows * kLayout.staged_cols + kKeys * 256
+            : 0;
   using Tiles =
       tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes + kPairBytes, kTile.row_stages,
                           M, kOrdered, kOptions, kWanted, false, kForcesMap, kPair>;
@@ -91,8 +114,9 @@ struct BackwardWide {
   static constexpr i32 kStages = Tiles::kStages;
   static constexpr bool kSendsSlopes = kOptions.softcap && kWanted.per_tile();
   // dS comes in place of the P that it was made from. PERF: not with options, whose value side would wait for the
-  // key side before it weighs.
-  static constexpr bool kOverlays = kPair && !Scores::kOn && !kWanted.per_tile();
+  // key side before it weighs; then they lie apart in the place of dQ.
+  static constexpr bool kOverlays = kPair && !kLayout.apart && !Scores::kOn && !kWanted.per_tile();
+  static constexpr bool kStagesDq = kPair && (kLayout.apart || kOverlays);
 
   JALI_DEVICE static u32 p_buffer(const Shared& sm, u32 n) { return sm.rest() + n * kBufferBytes; }
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 n) {
@@ -115,7 +139,7 @@ struct BackwardWide {
     static constexpr i32 kBlocks =
         kPair ? 1 : (kKeySide ? Tiles::kHalves : (Tiles::kHalves + 1) / 2) - kBegin;
     // kPair: of three halves the second one is shared.
-    static constexpr i32 kCols = kPair && kKeySide && Tiles::kHalves == 3 ? 32 : 64;
+    static constexpr i32 kCols = kPair && kKeySide ? kLayout.key_cols : 64;
     JALI_DEVICE static i32 first_half() {
       if constexpr (!kPair) return kBegin;
       const i32 rank = cluster_rank();
@@ -132,8 +156,9 @@ struct BackwardWide {
       return kCols == 32 ? static_cast<i32>(cluster_rank()) * 32 : 0;
     }
     static constexpr i32 kDim = kKeySide ? kD : kDv;
-    // By whom its dQ is added. PERF: by the copy engine, no warp waits while it is; there is room for one side.
-    static constexpr bool kByEngine = kOverlays && kKeySide;
+    // By whom its dQ is added. PERF: by the copy engine, no warp waits while it is.
+    static constexpr i32 kStagedAt = kKeySide ? 0 : kLayout.key_cols;  // columns before its own
+    static constexpr bool kByEngine = kStagesDq && kStagedAt + kCols <= kLayout.staged_cols;
     static_assert(kBlocks <= 2 && (!kPair || Tiles::kHalves == 3 || Tiles::kHalves == 4));
 
     const BackwardArgs& a;
@@ -180,7 +205,8 @@ struct BackwardWide {
       float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (first_half() + block) * 4096 +
                   first_col() * 16 + warp * 1024;
       if constexpr (kByEngine) {
-        const u32 from = sm.rest() + 4 * kBufferBytes + warp * 4096;
+        const u32 from =
+            sm.rest() + (kOverlays ? 4 : 6) * kBufferBytes + (kStagedAt * 4 + warp * kCols) * 64;
         Tiles::template stage_dq<kCols>(from, x, lane);
         add_bulk_if(to, from, kCols * 64, due & lane == 0);
         bulk_commit();
@@ -359,11 +385,16 @@ struct BackwardWide {
       tie(x);
       wgmma_fence();
     }
+    /// kPair: says that the dQ that was sent a step ago is added. PERF: beside a product, for others wait for it.
+    JALI_DEVICE void end_last_turn() {
+      if constexpr (kPair) Tiles::template end_turn<kByEngine>(a, sm, sent, steps - 2);
+    }
     /// Value side: S of a row tile, and P.
     template <bool kHides>
     JALI_DEVICE void score(u32 stage, u32 buffer) {
       Tiles::template multiply_dim<kD>(x, sm.k(), sm.q(stage));
       wgmma_commit();
+      end_last_turn();
       draw();
       wgmma_wait<0>();
       tie(x);
@@ -433,12 +464,13 @@ struct BackwardWide {
     JALI_DEVICE void step_of_pair() {
       const auto [due, stage, parity, buffer, buffer_parity, last_buffer, last_parity] =
           this_step();
-      const i32 this_number = number;
+      const i32 this_number = number, this_turn = turn;
       barrier_wait(kKeySide ? sm.o_full(0) : sm.q_full(stage), kKeySide ? steps & 1 : parity);
       start(stage);
       if constexpr (kKeySide) {
         Tiles::template multiply_dim<kDv>(x, sm.v(), sm.o(0));
         wgmma_commit();
+        end_last_turn();
         if (warp == 0 && lane == 0) barrier_expect(peer_full(sm, buffer), kBufferBytes);
         take_p(buffer, buffer_parity);
         wgmma_wait<0>();
@@ -455,6 +487,7 @@ struct BackwardWide {
         Tiles::template multiply_rows<kDv>(sum, w, sm.o(0));
         wgmma_commit();
       }
+      const i32 turns = Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       // NOTE: not where a key tile begins: the other block may be so far ahead of a slow warp that the phase has passed
       // twice.
@@ -482,6 +515,7 @@ struct BackwardWide {
         barrier_arrive_if(sm.rows_empty(stage), lane == 0);
       }
       barrier_arrive_at_peer_if(peer_done(sm, last_buffer), due & lane == 0);
+      Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
       send_dq(0, due);
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
@@ -492,6 +526,7 @@ struct BackwardWide {
         barrier_arrive_if(sm.rows_empty(stage), lane == 0);
       }
       last_number = this_number;
+      last_turn = this_turn;
     }
     template <bool kHides>
     JALI_DEVICE void any_step() {
@@ -528,7 +563,7 @@ struct BackwardWide {
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps - 1) % 2;
       barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
-      Tiles::template end_turn<false>(a, sm, sent, steps - 2);
+      Tiles::template end_turn<kByEngine>(a, sm, sent, steps - 2);
       Tiles::wait_turn(a, true, last_number, last_turn, Tiles::turns_of(a, last_number), sent);
       if constexpr (kPair) barrier_wait(peer_full(sm, buffer), (steps - 1) / 2 & 1);
 #pragma unroll
@@ -551,7 +586,7 @@ struct BackwardWide {
         Tiles::template store<false>(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
                                      a.dv_strides, a.Dv, item, warp * 16, lane);
       }
-      Tiles::template end_turn<false>(a, sm, sent, steps - 1);
+      Tiles::template end_turn<kByEngine>(a, sm, sent, steps - 1);
     }
     JALI_DEVICE void run() {
       i32 row, h;
