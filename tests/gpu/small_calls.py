@@ -75,7 +75,7 @@ def calls() -> dict[str, Callable[[], None]]:
         return lambda: both(name, tensors(D, Hkv=Hkv), mask, **options())
 
     found: dict[str, Callable[[], None]] = {"packed": packed}
-    for D in (64, 128, 256):
+    for D in (64, 128, 192, 256):
         for name, mask in {"dense": None, "causal documents": documents}.items():
             found[f"{name} D{D}"] = of(f"{name} D{D}", D, mask)
     for name, (mask, options) in of_d128.items():

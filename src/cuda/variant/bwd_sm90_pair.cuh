@@ -1,6 +1,7 @@
 // Backward, sm_90a: as bwd_sm90_wide.cuh, but the two blocks of a cluster share key tiles of 128 keys.
 //
-// Speed     H100, bf16, a whole pass, TFLOP/s (cuDNN): D 256 H8 16K full 593 (344), causal 602 (371); D 192 causal SPEED.
+// Speed     H100, bf16, a whole pass, TFLOP/s (cuDNN), 16K: D 256 H8 full 593 (344), causal 602 (371);
+//           D 192 H16 causal 537 (302).
 // Serves    D 129 to 256 with any Dv up to 256; any mask and option, but where both are above 192 not softcap beside the
 //           gradient of a bias of keys (bwd_sm90_pair.cpp).
 // Idea      A block of bwd_sm90_wide.cuh adds dQ of 64 keys to the sums in L2, whose entries that keeps busy. Here
