@@ -26,7 +26,8 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
 /// (* 8580), causal -, 5280, 4950, 4900, 4780 (* 4300); of 8K: -, -, 2320 to 2390, 2440, 2420 to 2470 (* 2160);
 /// 8 groups of 4 heads of 16K, causal: 14120, -, 10720, 9980, 10090 (* 8810). Of 3, 4, 6, 9 heads: D256 16K causal
 /// 7650, 7610, 7770, 8430 (* 5860); D128 32K, windows of 1024 1810, 1880, 1900, 1960, 12 causal documents 5900, 5510,
-/// 5640, 5650, by ids 5900, 5700, 5750, 5840.
+/// 5640, 5650, by ids 5900, 5700, 5750, 5840 (D256 by blocks alone). By pairs of blocks, of which there are half as
+/// many, 16 x 8 heads of 1K, D192 causal, of 5 and 9 heads: 525, 584.
 i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 clusters) {
   constexpr i64 kBytes = 8 << 20, kCached = 32 << 20, kBehindOthers = 144 << 20;
   const i64 per_query_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv), 1);

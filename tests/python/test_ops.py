@@ -1,4 +1,8 @@
-"""jali.attention from PyTorch: operators, gradients, options, layouts, errors."""
+"""jali.attention from PyTorch: operators, gradients, options, layouts, errors.
+
+In this order: operators and gradients; layouts; autocast; dropout; kinds of masks; varlen; what is
+refused.
+"""
 
 from __future__ import annotations
 

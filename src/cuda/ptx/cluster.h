@@ -23,7 +23,8 @@ JALI_DEVICE u32 of_peer(u32 shared) {
                : "r"(shared), "r"(cluster_rank() ^ 1));
   return address;
 }
-/// Arrives at a barrier of the other block. PERF: not `.release.cluster`, of which ptxas makes a fence.
+/// Arrives at a barrier of the other block. PERF: not `.release.cluster`, of which ptxas makes a fence. NOTE: so it
+/// overtakes loads that nobody has waited for; `condition` may ask for what they bring.
 JALI_DEVICE void barrier_arrive_at_peer_if(u32 barrier, bool condition) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n"

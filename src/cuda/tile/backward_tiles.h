@@ -431,8 +431,7 @@ struct BackwardTiles {
         barrier_expect(sm.told_full(), 4);
         barrier_wait(sm.told_full(), times & 1);
         number = load_shared(sm.told());
-        // NOTE: what was loaded is asked for, since an arrival there overtakes a load that nobody waits for.
-        barrier_arrive_at_peer_if(sm.told_empty(), number >= 0);
+        barrier_arrive_at_peer_if(sm.told_empty(), number >= 0);  // it always is, once it is here
       }
       store_shared(sm.times_told(), times + 1);
     }

@@ -44,7 +44,7 @@ JALI_HD constexpr bool backward_pair_fits(i32 D, i32 Dv) {
 }
 /// What of a step has a place of its own in shared memory, of the kernel of bwd_sm90_pair.cuh.
 struct PairLayout {
-  bool apart;    // P and dS, not dS in the place of the P that it was made from
+  i32 buffers;  // 2 each of P, dS, and the other block's dS; where 4, dS comes in place of the P it was made from
   i32 key_cols;  // of dQ, the key side's
   i32 staged_cols;  // of dQ, on their way to the copy engine: the key side's, then the value side's if there is room
   i32 shared_bytes;  // without stages of row tiles
@@ -53,19 +53,17 @@ JALI_HD constexpr i32 backward_pair_bytes(i32 dim, i32 dim_v, i32 buffers, i32 s
   const i32 rows = 64, own = 64;
   return 2 * own * (dim + dim_v + 128)   // K, V; 128 columns of the other block's K
          + 2 * rows * (2 * dim + dim_v)  // two Q, dO
-         + buffers * 2 * rows * own      // 2 each: P, dS or one for both; the other block's dS
+         + buffers * 2 * rows * own      // P, dS
          + 4 * rows * staged_cols        // dQ
          + 4 * 4 * rows                  // statistics
          + kBackwardCellSlots<own> * rows * own / 8 + kBackwardNotesBytes;
 }
 JALI_HD constexpr PairLayout backward_pair_layout(i32 D, i32 Dv) {
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
-  const i32 key_cols = dim == 192 ? 32 : 64, cols = key_cols + 64;
-  for (i32 buffers = 6; buffers >= 4; buffers -= 2) {
-    const i32 bytes = backward_pair_bytes(dim, dim_v, buffers, cols);
-    if (bytes <= kMostSharedBytes) return {buffers == 6, key_cols, cols, bytes};
-  }
-  return {false, key_cols, key_cols, backward_pair_bytes(dim, dim_v, 4, key_cols)};
+  const i32 key_cols = dim == 192 ? 32 : 64, cols = key_cols + 64, most = kMostSharedBytes;
+  const i32 buffers = backward_pair_bytes(dim, dim_v, 6, cols) <= most ? 6 : 4;
+  const i32 staged = backward_pair_bytes(dim, dim_v, buffers, cols) <= most ? cols : key_cols;
+  return {buffers, key_cols, staged, backward_pair_bytes(dim, dim_v, buffers, staged)};
 }
 JALI_HD constexpr BackwardTile backward_pair_tile(i32 D, i32 Dv) {
   const PairLayout layout = backward_pair_layout(D, Dv);
@@ -96,13 +94,12 @@ struct BackwardWide {
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys / kTile.blocks;
   static constexpr i32 kBufferBytes = kRows * kKeys * 2;  // of P or dS
   static constexpr PairLayout kLayout = backward_pair_layout(kD, kDv);
-  // kPair: more buffers, dQ, half of the other block's K.
-  static constexpr i32 kPairBytes =
-      kPair ? (kLayout.apart ? 2 : 0) * kBufferBytes + 4 * kRows * kLayout.staged_cols + kKeys * 256
-            : 0;
-  using Tiles =
-      tile::BackwardTiles<T, kD, kDv, kRows, kKeys, 4 * kBufferBytes + kPairBytes, kTile.row_stages,
-                          M, kOrdered, kOptions, kWanted, false, kForcesMap, kPair>;
+  static constexpr i32 kBuffers = kPair ? kLayout.buffers : 4;
+  // kPair: dQ, 128 columns of the other block's K.
+  static constexpr i32 kPairBytes = kPair ? 4 * kRows * kLayout.staged_cols + kKeys * 256 : 0;
+  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kBuffers * kBufferBytes + kPairBytes,
+                                    kTile.row_stages, M, kOrdered, kOptions, kWanted, false,
+                                    kForcesMap, kPair>;
   using Rows = typename Tiles::Rows;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
@@ -115,8 +112,8 @@ struct BackwardWide {
   static constexpr bool kSendsSlopes = kOptions.softcap && kWanted.per_tile();
   // dS comes in place of the P that it was made from. PERF: not with options, whose value side would wait for the
   // key side before it weighs; then they lie apart in the place of dQ.
-  static constexpr bool kOverlays = kPair && !kLayout.apart && !Scores::kOn && !kWanted.per_tile();
-  static constexpr bool kStagesDq = kPair && (kLayout.apart || kOverlays);
+  static constexpr bool kOverlays = kPair && kBuffers == 4 && !Scores::kOn && !kWanted.per_tile();
+  static constexpr bool kStagesDq = kPair && (kBuffers == 6 || kOverlays);
 
   JALI_DEVICE static u32 p_buffer(const Shared& sm, u32 n) { return sm.rest() + n * kBufferBytes; }
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 n) {
@@ -205,8 +202,7 @@ struct BackwardWide {
       float* to = a.dq_sum + i64(last_number) * kTile.dq_floats + (first_half() + block) * 4096 +
                   first_col() * 16 + warp * 1024;
       if constexpr (kByEngine) {
-        const u32 from =
-            sm.rest() + (kOverlays ? 4 : 6) * kBufferBytes + (kStagedAt * 4 + warp * kCols) * 64;
+        const u32 from = sm.rest() + kBuffers * kBufferBytes + (kStagedAt * 4 + warp * kCols) * 64;
         Tiles::template stage_dq<kCols>(from, x, lane);
         add_bulk_if(to, from, kCols * 64, due & lane == 0);
         bulk_commit();
