@@ -17,22 +17,41 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
   return options;
 }
 
+bool is_even(const BoundMask& mask) {
+  bool even = true;
+  for (const auto& leaf : mask.leaves()) even &= leaf->device_even();
+  return even;
+}
+
+/// Rows that can see a key in the middle; all, unless the mask is of even leaves, which read no tables.
+i64 rows_of_key(const AttentionProblem& p, i64 rows, i64 keys) {
+  if (p.mask->trivial() || !is_even(*p.mask) || keys < 1) return rows;
+  Frame f;
+  f.num_rows = static_cast<i32>(rows);
+  f.num_keys = static_cast<i32>(keys);
+  f.q_offset = static_cast<i32>(keys - rows);
+  MaskCursor cursor(*p.mask, f);
+  cursor.set_cols(f.num_keys / 2, f.num_keys / 2 + 1);
+  const Span seen = cursor.row_span();
+  return seen.end - seen.begin;
+}
+
 /// As many KV heads as have q, dout and the sum of dq of their query heads in a part of the L2 cache.
 /// PERF: D128, 256 heads of 1K tokens: 770 us with 2 to 8 heads, 890 with 64; no matter at 16K.
-/// Deterministic: each key tile of a head waits for the one before, so that more heads are worked on at once. With a
-/// mask at most 16 key tiles of each, but fewer heads where L2 holds little of one; without, as many as L2 still holds,
-/// since all go through all rows.
-/// PERF (H100, us of 1, 2, 4, 8, 9 heads; * not deterministic): 16 heads of 16K, D128: -, 9240, 9420, 11340, 11730
-/// (* 8580), causal -, 5280, 4950, 4900, 4780 (* 4300); of 8K: -, -, 2320 to 2390, 2440, 2420 to 2470 (* 2160);
-/// 8 groups of 4 heads of 16K, causal: 14120, -, 10720, 9980, 10090 (* 8810). Of 3, 4, 6, 9 heads: D256 16K causal
-/// 7650, 7610, 7770, 8430 (* 5860); D128 32K, windows of 1024 1810, 1880, 1900, 1960, 12 causal documents 5900, 5510,
-/// 5640, 5650, by ids 5900, 5700, 5750, 5840 (D256 by blocks alone). By pairs of blocks, of which there are half as
-/// many, 16 x 8 heads of 1K, D192 causal, of 5 and 9 heads: 525, 584.
-i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 clusters) {
-  constexpr i64 kBytes = 8 << 20, kCached = 32 << 20, kBehindOthers = 144 << 20;
+/// Deterministic: each key tile of a head waits for those before it that have rows in common with it, so that more heads
+/// are worked on at once, unless these are few (windows). With another mask at most 16 key tiles of each, but fewer heads
+/// where L2 holds little of one; without, as many as L2 still holds, since all go through all rows.
+/// PERF (H100, us of 1, 2, 3, 4, 6, 9 heads; * not deterministic): 16 heads of 16K, D128: 9330, 9440, 9210, 9570, 9270,
+/// 10130 (* 8600), causal 5210, 5020, 5170, 4870, 4940, 5010 (* 4310); of 8K: 2610, 2500, 2620, 2430, 2420, 2450; 8
+/// groups of 4 heads of 16K, causal: 14090, 11930, 11420, 10640, 10600, 10140 (* 8810); windows of 1024, 32K: 1530,
+/// 1740, 1770, 1820, 1820, 1830, 2 x 8K: 800, 780, 780, 810, 840, 880. With looser turns, of 3, 4, 6, 9 heads: 12 causal
+/// documents of 32K 5900, 5510, 5640, 5650, by ids 5900, 5700, 5750, 5840. By pairs of blocks, of which there are half
+/// as many, 16 x 8 heads of 1K, D192 causal, of 5 and 9 heads: 525, 584.
+i32 section(const AttentionProblem& p, i64 rows, i64 keys, i32 heads, i32 clusters) {
+  constexpr i64 kBytes = 8 << 20, kCached = 48 << 20, kBehindOthers = 144 << 20;
   const i64 per_query_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv), 1);
   i64 least = 1;
-  if (p.deterministic) {
+  if (p.deterministic && 4 * rows_of_key(p, rows, keys) > rows) {
     least = ceil_div(clusters, 16);
     least = p.mask->trivial()
                 ? clamp_to<i64>(kCached / per_query_head, 1, least)
@@ -49,9 +68,7 @@ i32 section(const AttentionProblem& p, i64 rows, i32 heads, i32 clusters) {
 /// Whether loaders look up what is active; those of even masks find out as they go, but turns need maps.
 bool has_maps(const AttentionProblem& p) {
   if (p.mask->trivial()) return false;
-  bool even = !p.deterministic && !p.forces_map();
-  for (const auto& leaf : p.mask->leaves()) even &= leaf->device_even();
-  return !even;
+  return p.deterministic || p.forces_map() || !is_even(*p.mask);
 }
 
 /// Whether finders, if there are any, ask by runs alone (tile/cell_finder.h).
@@ -179,7 +196,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.key_tiles = num_tiles(p, false, tile.keys);
   a.heads = batches * p.Hkv;
   const i32 most_clusters = call.device().num_sms / tile.blocks;
-  a.section = section(p, rows, a.heads, most_clusters);
+  a.section = section(p, rows, keys, a.heads, most_clusters);
   a.last = heads_by_length(a.heads, a.key_tiles, most_clusters);
   // Whose tiles do not come by length: more heads beside each other, so that no long one is left to the end.
   // PERF: 12 causal documents, 2 x 8K, 2 heads 585 us, 4 570, 8 575, 16 599; 32K 4149, 4193, 4134, 4317.

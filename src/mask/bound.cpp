@@ -253,7 +253,10 @@ std::int64_t BoundMask::summary_bytes() const {
   return n;
 }
 
-MaskCursor::MaskCursor(const BoundMask& mask) : mask_(&mask) {
+MaskCursor::MaskCursor(const BoundMask& mask)
+    : MaskCursor(mask, mask.num_batches() > 0 ? mask.frame(0, 0) : Frame{}) {}
+
+MaskCursor::MaskCursor(const BoundMask& mask, const Frame& frame) : mask_(&mask), frame_(frame) {
   for (const auto& leaf : mask.leaves()) {
     const i32 bytes = max_of(leaf->row_block_bytes(), leaf->col_block_bytes());
     block_words_ = max_of(block_words_, ceil_div(bytes, 8));
@@ -263,7 +266,6 @@ MaskCursor::MaskCursor(const BoundMask& mask) : mask_(&mask) {
   classes_.resize(mask.nodes().size());
   spans_.resize(mask.nodes().size());
   own_spans_.resize(mask.leaves().size());
-  if (mask.num_batches() > 0) frame_ = mask.frame(0, 0);
 }
 
 void MaskCursor::set_frame(i32 b, i32 h) { frame_ = mask_->frame(b, h); }

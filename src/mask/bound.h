@@ -19,8 +19,8 @@ class BoundMask {
   BoundMask(const Mask& mask, const Shape& shape);
 
   /// The problem it is bound to; with cu_seqlens, Lq and Lk are those of the longest sequence.
-  /// On a GPU nobody has read cu_seqlens, offsets and tables: frame(), summarize() and cursors must
-  /// not be used, and Lq and Lk are upper bounds.
+  /// On a GPU nobody has read cu_seqlens, offsets and tables: frame(), summarize() and cursors without a
+  /// frame of their own must not be used, and Lq and Lk are upper bounds.
   const Shape& shape() const { return shape_; }
   bool on_gpu() const { return shape_.device == DeviceType::kCUDA; }
   /// No mask at all: every cell of every tile is visible.
@@ -82,6 +82,8 @@ class BoundMask {
 class MaskCursor {
  public:
   explicit MaskCursor(const BoundMask& mask);
+  /// Of a frame that the mask does not know, as on a GPU; for a mask whose leaves read no tables.
+  MaskCursor(const BoundMask& mask, const Frame& frame);
   /// Moves to another sequence and head.
   void set_frame(i32 b, i32 h);
   const Frame& frame() const { return frame_; }

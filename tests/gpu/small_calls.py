@@ -59,6 +59,7 @@ def calls() -> dict[str, Callable[[], None]]:
         "blocks": (jali.BlockSparseMask(blocks, block=(64, 64)), dict),
         "predicate": (jali.PredicateMask(lambda b, h, q, k: (q * 7 + k) % 5 != 0), dict),
         "deterministic": (documents, lambda: {"deterministic": True}),
+        "deterministic, causal": (causal, lambda: {"deterministic": True}),
         "softcap": (causal, lambda: {"softcap": 20.0}),
         "dropout": (causal, lambda: {"dropout_p": 0.2, "seed": 1}),
         "key_bias, sinks": (

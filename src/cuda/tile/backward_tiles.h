@@ -83,11 +83,15 @@ struct BackwardTiles {
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
   // PERF: not turns of blocks alone with tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09; of pairs 5.65, else 6.82.
   static constexpr bool kTells = !kFinds && !(kOrdered && kTileKeys == 64);
+  // Whether a warp hands dQ to the copy engine when its turn comes, so that consumers wait for none. PERF: they did, in
+  // 1.02 of the time (16 heads of 8K), causal 1.03, 1K 1.06 and 1.08.
+  static constexpr bool kSends = kOrdered && kTells && !kPair;
   // PERF: beside a bias in shared memory, which takes half of the stages, one: ptxas spills with one stage each.
-  static constexpr i32 kRowWarps = kStagesBias ? 1 : 3 - kFinders - kTells;
+  static constexpr i32 kRowWarps = kStagesBias ? 1 : 3 - kFinders - kTells - kSends;
   static constexpr i32 kStagesEach = kRowStages / kRowWarps;
-  static constexpr i32 kCountingWarps = kRowWarps + kTells + kConsumerWarps;  // beside the loader
-  static constexpr i32 kCellBytes = kRows * kKeys / 8;                        // of a tile
+  static constexpr i32 kCountingWarps =
+      kRowWarps + kTells + kSends + kConsumerWarps;     // beside the loader
+  static constexpr i32 kCellBytes = kRows * kKeys / 8;  // of a tile
   static constexpr i32 kCellSlots = cuda::kBackwardCellSlots<kKeys>;
   static_assert(kCellSlots == kStages || kCellSlots == kNoteSlots);
   static constexpr i32 kStatsBytes = 2 * kStages * kStatPlace, kOnes = kStats + kStatsBytes;
@@ -136,7 +140,7 @@ struct BackwardTiles {
     volatile i32 wanted;  // the last section whose row tiles are to be prepared
     i32 first_units[1 + cuda::kMostLongLines];  // of the order of work
   };
-  static_assert(kNotes + sizeof(Notes) + 12 <= kSharedBytes - cuda::kBackwardOnesBytes);
+  static_assert(kNotes + sizeof(Notes) + 32 <= kSharedBytes - cuda::kBackwardOnesBytes);
   static_assert(8 * 32 <= cuda::kBackwardBarrierBytes);
 
   struct Shared {
@@ -153,7 +157,10 @@ struct BackwardTiles {
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
-    JALI_DEVICE u32 added() const { return next() + 8; }  // by consumers, for tell_others
+    JALI_DEVICE u32 added() const { return next() + 8; }  // for tell_others: section, turn
+    JALI_DEVICE u32 staged() const {
+      return next() + 16;
+    }  // for send_sums: row tile, turn, section
     JALI_DEVICE u32 ones() const { return base + kOnes; }
     JALI_DEVICE u32 ones_by_eight() const { return base + kSharedBytes - cuda::kBackwardOnesBytes; }
     // Barriers, notes and cells are found by a stage, or by the number of the row tile (n).
@@ -174,6 +181,9 @@ struct BackwardTiles {
     JALI_DEVICE u32 note_empty(u32 n) const { return barrier(22 + n % kNoteSlots); }
     JALI_DEVICE u32 added_full() const { return barrier(26); }
     JALI_DEVICE u32 added_empty() const { return barrier(27); }
+    // kSends: a dQ is there; the copy engine has read it.
+    JALI_DEVICE u32 staged_full() const { return barrier(28); }
+    JALI_DEVICE u32 staged_empty() const { return barrier(29); }
     // kPair: of the variant, n < 4.
     JALI_DEVICE u32 of_pair(i32 n) const { return barrier(28 + n); }
     // kPair, in the place of ones: the first block tells the other one which key tile comes next; the number, and
@@ -208,8 +218,12 @@ struct BackwardTiles {
       barrier_init(sm.told_full(), 1);
       barrier_init(sm.told_empty(), 1);
     }
-    barrier_init(sm.added_full(), kConsumerWarps);
+    barrier_init(sm.added_full(), kSends ? 1 : kConsumerWarps);
     barrier_init(sm.added_empty(), 1);
+    if constexpr (kSends) {
+      barrier_init(sm.staged_full(), kConsumerWarps);
+      barrier_init(sm.staged_empty(), 1);
+    }
   }
   /// The first of this block's own keys in a key tile.
   JALI_DEVICE static i32 own_first() {
@@ -611,42 +625,91 @@ struct BackwardTiles {
   // others read sums too early, or add in another order.
 
   static constexpr i32 kNone = -1;
-  /// The warp that tells it, when consumers have handed it over. PERF: a fence in consumers, who wait for it
-  /// for thousands of cycles, took 3 % of a backward of 1K tokens, 25 % of deterministic ones.
+  /// The warp that tells it, when it was handed over. PERF: a fence in consumers, who wait for it for thousands of
+  /// cycles, took 3 % of a backward of 1K tokens, 25 % of deterministic ones; in the warp that sends 6 to 15 % of those.
   JALI_DEVICE static void tell_others(const BackwardArgs& a, const Shared& sm) {
     if ((threadIdx.x & 31) != 0) return;
-    i32* const counters = kOrdered ? a.turns : a.added;
 #pragma unroll 1
     for (u32 n = 0;; ++n) {
       barrier_wait(sm.added_full(), n & 1);
-      const i32 counter = load_shared(sm.added());
+      const i32 section = kTellsItems ? load_shared(sm.added()) : kNone;
+      const i32 turn = kOrdered ? load_shared(sm.added() + 4) : kNone;
       barrier_arrive(sm.added_empty());
-      if (counter == kNone) break;
+      if ((kOrdered ? turn : section) == kNone) break;
       fence_device();
-      if (!kOrdered) fence_proxies();
-      add_if(counters + counter, kConsumerWarps, true);
+      if (kOrdered) add_if(a.turns + turn, kConsumerWarps, true);
+      if (!kOrdered || section != kNone) {
+        fence_proxies();
+        add_if(a.added + section, kConsumerWarps, true);
+      }
     }
   }
-  /// Hands over that all consumer warps have added to what `counter` is of, or that no more comes: kNone. The
-  /// n-th time; all consumer warps call it alike. Unless `condition`, nothing happens.
-  JALI_DEVICE static void hand_over(const Shared& sm, i32 counter, u32 n, bool condition) {
+  static constexpr bool kTellsItems = kTells && (!kOrdered || kSends);
+  /// Hands over that all consumer warps have added to a row tile (kOrdered: its counter), the last one of a key tile
+  /// of `section` (else kNone), or that no more comes: kNone both. The n-th time; all warps that do, all consumers or
+  /// that which sends, call it alike. Unless `condition`, nothing happens.
+  JALI_DEVICE static void hand_over(const Shared& sm, i32 section, i32 turn, u32 n,
+                                    bool condition) {
     barrier_wait_if(sm.added_empty(), n & 1 ^ 1, condition);
     const bool arrives = condition & opaque(threadIdx.x & 31) == 0;
-    store_shared_if(sm.added(), counter, arrives);  // all warps the same
+    if (kTellsItems) store_shared_if(sm.added(), section, arrives);  // all warps the same
+    if (kOrdered) store_shared_if(sm.added() + 4, turn, arrives);
     barrier_arrive_if(sm.added_full(), arrives);
   }
-  /// After the last key tile; n: how many came before.
+  /// kSends: the warp that does. send(number, lane): for a whole warp, begins to add what is staged to the dQ of that
+  /// row tile.
+  template <class Send>
+  JALI_DEVICE static void send_sums(const BackwardArgs& a, const Shared& sm, Send send) {
+    const i32 lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (u32 n = 0;; ++n) {
+      barrier_wait(sm.staged_full(), n & 1);
+      i32 number, turn, section, unused;
+      load_shared(sm.staged(), number, turn, section, unused);
+      if (number != kNone) {
+        await_count(a.turns + number, turn * kConsumerWarps, 0);
+        send(number, lane);
+        bulk_wait_read();
+        __syncwarp();
+        barrier_arrive_if(sm.staged_empty(), lane == 0);
+        bulk_wait();
+      }
+      __syncwarp();
+      hand_over(sm, section, number, n, true);
+      if (number == kNone) break;
+    }
+  }
+  /// kSends: until the n-th dQ has a place.
+  JALI_DEVICE static void await_place(const Shared& sm, u32 n) {
+    barrier_wait(sm.staged_empty(), n & 1 ^ 1);
+  }
+  /// kSends: hands over this warp's part of a dQ, if `condition`, or that no more comes: number kNone. section: of the
+  /// key tile, if this is the last one of that. All consumer warps call it alike.
+  JALI_DEVICE static void hand_over_dq(const Shared& sm, i32 number, i32 turn, i32 section,
+                                       bool condition) {
+    const bool arrives = condition & opaque(threadIdx.x & 31) == 0;
+    store_shared_if(sm.staged(), number, arrives);
+    store_shared_if(sm.staged() + 4, turn, arrives);
+    store_shared_if(sm.staged() + 8, section, arrives);
+    barrier_arrive_if(sm.staged_full(), arrives);
+  }
+  /// After the last key tile.
   JALI_DEVICE static void end(const Shared& sm, u32 items, u32 steps) {
-    if constexpr (kTells) hand_over(sm, kNone, kOrdered ? steps : items, true);
+    if constexpr (kSends) {
+      await_place(sm, steps);
+      hand_over_dq(sm, kNone, 0, kNone, true);
+    } else if constexpr (kTells) {
+      hand_over(sm, kNone, kNone, kOrdered ? steps : items, true);
+    }
   }
   /// Says that this warp's dQ of a key tile, the n-th, is added. PERF: where the fence is here, it comes when
   /// the next key tile is all but done, since it waits for stores of dk and dv, too. The loader is at most two
   /// items ahead: it leaves the slot alone.
   JALI_DEVICE static void end_item(const BackwardArgs& a, const Shared& sm, const Item& item,
                                    u32 n) {
-    if constexpr (kTells && !kOrdered) {
+    if constexpr (kTellsItems) {
       __syncwarp();
-      hand_over(sm, item.section, n, true);
+      hand_over(sm, item.section, kNone, n, true);
     } else {
       fence_device();
       fence_proxies();
@@ -657,8 +720,10 @@ struct BackwardTiles {
   /// This warp's 16 rows and kCols columns of a dQ, for the copy engine, in the order in which dq_sum has them.
   template <i32 kCols = 64>
   JALI_DEVICE static void stage_dq(u32 to, const float* dq, i32 lane) {
-    bulk_wait_read();  // the last one
-    __syncwarp();
+    if constexpr (!kSends) {
+      bulk_wait_read();  // the last one
+      __syncwarp();
+    }
 #pragma unroll
     for (i32 j = 0; j < kCols / 8; ++j) store_four(to + j * 512 + lane * 16, dq + 4 * j);
     fence_async();
@@ -690,7 +755,7 @@ struct BackwardTiles {
     if (!kTells) fence_device();
     __syncwarp();
     if constexpr (kTells) {
-      hand_over(sm, turn_place(sent), n, sent >= 0);
+      hand_over(sm, kNone, turn_place(sent), n, sent >= 0);
     } else {
       add_if(a.turns + turn_place(max_of(sent, 0)), 1, sent >= 0 & opaque(threadIdx.x & 31) == 0);
     }
@@ -906,11 +971,12 @@ struct BackwardTiles {
     }
     fence_async();
   }
-  /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm).
-  template <i32 kLoaderRegisters, i32 kConsumerRegisters, class Barriers, class Consume>
+  /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm); send(sm, number, lane), as
+  /// send_sums takes it.
+  template <i32 kLoaderRegisters, i32 kConsumerRegisters, class Barriers, class Consume, class Send>
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
-                              const M& mask, Barriers own_barriers, Consume consume) {
+                              const M& mask, Barriers own_barriers, Consume consume, Send send) {
     extern __shared__ __align__(1024) char raw[];
     const Shared sm{shared_address(raw)};
     Notes* notes = reinterpret_cast<Notes*>(raw + kNotes);
@@ -942,7 +1008,10 @@ struct BackwardTiles {
         Rows rows{a, static_cast<u32>(opaque(static_cast<i32>(stages)))};
         rows.work(notes->wanted);
         rows.leave(kCountingWarps);
-      } else if (kTells && warp == kRowWarps + 1) {
+      } else if (kSends && warp == kRowWarps + 1) {
+        send_sums(a, sm, [&](i32 number, i32 lane) { send(sm, number, lane); });
+        Rows{a}.leave(kCountingWarps);
+      } else if (kTells && warp == kRowWarps + kSends + 1) {
         tell_others(a, sm);
         Rows{a}.leave(kCountingWarps);
       } else if constexpr (kFinds) {

@@ -12,8 +12,9 @@
 //           which under a mask it classifies, or finds in a tile map); warp 1 cares for row tiles
 //           (tile/backward_rows.h); warps 2 and 3 look up the cells of partial tiles, or, where
 //           consumers can tell them by key, warp 2 does as warp 1, and warp 3 tells other blocks what
-//           consumers have added (beside a staged bias warp 2, and warp 3 nothing). Warpgroups 1 and 2: 64
-//           keys each; before and after that, row tiles, too.
+//           consumers have added (beside a staged bias warp 2, and warp 3 nothing); if kOrdered, warp 2 adds
+//           for them, in turns, and warp 3 tells that. Warpgroups 1 and 2: 64 keys each; before and after that,
+//           row tiles, too.
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
 //           both warpgroups' keys meet in dQ = dS K, one step late: 64 x 64 of it a warpgroup, in
@@ -33,7 +34,8 @@
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
 //           cells_full and note_empty: one a finder warp (2), of every row tile; else added_full: one a
-//           consumer warp (8), added_empty: 1.
+//           consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that is 1 then, and
+//           staged_empty: 1.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -124,7 +126,7 @@ struct Backward {
   // where it is, 2 % more).
   static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
   static constexpr bool kKeysAhead = Scores::kAddsKeys && !kWanted.keys;
-  static constexpr bool kMultipliesOnes = Tiles::kMultipliesOnes;
+  static constexpr bool kMultipliesOnes = Tiles::kMultipliesOnes, kSends = Tiles::kSends;
   // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
   static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kOn && !Scores::kAdds;
   static_assert(!(kMultipliesOnes && kReadsEarly), "add_key_sums asks for the next note's flags");
@@ -155,6 +157,16 @@ struct Backward {
   // Then scores of hidden cells start at -infinity; not where a bias of keys comes later, which may be NaN. PERF: there
   // is less to do while dP is being multiplied than when weights are cleared: windows 2 % less time, with find_runs().
   static constexpr bool kStartsHidden = kSkips && !kCaps && !Scores::kAddsKeys;
+
+  /// Begins to add what a consumer warp, of the second warpgroup or not, has staged, if `condition`.
+  JALI_DEVICE static void add_dq(const BackwardArgs& a, const Shared& sm, i32 number, i32 warp,
+                                 bool second, bool condition) {
+    constexpr i32 kOddBlocks = (kD % 64 ? kD % 64 : 64) / 8;  // of 8 columns, in the last half
+    const u32 bytes = (kSplitsRows || second ? kOddBlocks : 8) * 512;
+    add_bulk_if(a.dq_sum + i64(number) * kTile.dq_floats + warp * 1024, dq_buffer(sm, warp), bytes,
+                condition);
+    bulk_commit();
+  }
 
   struct Consumer {
     const BackwardArgs& a;
@@ -345,17 +357,18 @@ struct Backward {
         store_matrices((to + t / 4 * kKHalf) ^ (t % 4 * 32), ds + 4 * t);
       }
     }
-    /// Hands this warp's dQ to the copy engine, if one is due.
-    JALI_DEVICE void send_dq(u32 buffer, bool due, i32 turns) {
-      constexpr i32 kOddBlocks = (kD % 64 ? kD % 64 : 64) / 8;  // of 8 columns, in the last half
+    /// Hands this warp's dQ, the n-th, to the copy engine, or to the warp that does so, if one is due. section: of the
+    /// key tile, if it is the last one of that.
+    JALI_DEVICE void send_dq(u32 buffer, bool due, u32 n, i32 section, i32 turns) {
       barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
-      const u32 from = dq_buffer(sm, warp);
-      Tiles::stage_dq(from, dq(), lane);
-      Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
-      const u32 bytes = (kSplitsRows || wg() == 1 ? kOddBlocks : 8) * 512;
-      add_bulk_if(a.dq_sum + i64(last_number) * kTile.dq_floats + warp * 1024, from, bytes,
-                  due & lane == 0);
-      bulk_commit();
+      if constexpr (kSends) Tiles::await_place(sm, n);
+      Tiles::stage_dq(dq_buffer(sm, warp), dq(), lane);
+      if constexpr (kSends) {
+        Tiles::hand_over_dq(sm, last_number, last_turn, section, due);
+      } else {
+        Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
+        add_dq(a, sm, last_number, warp, wg() == 1, due & lane == 0);
+      }
     }
 
     /// One row tile. kSees: what the warpgroup's keys see of it: all; some, with kSkips what `hiding` says;
@@ -405,7 +418,7 @@ struct Backward {
       }
       if constexpr (!kNothing) weigh<kHides>(hiding);
       // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
-      Tiles::template end_turn<true>(a, sm, sent, steps() - 2);
+      if constexpr (!kSends) Tiles::template end_turn<true>(a, sm, sent, steps() - 2);
       if constexpr (!kNothing) {
         wgmma_wait<0>();
         tie(dp);
@@ -440,7 +453,7 @@ struct Backward {
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
       // PERF: beside the MMA.
       if constexpr (kWanted.per_cell()) Scores::emit(dp, a, place(), opaque(lane));
-      const i32 turns = Tiles::turns_of(a, last_number);
+      const i32 turns = kSends ? 0 : Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       tie(dq());
       wgmma_fence();
@@ -461,7 +474,7 @@ struct Backward {
       if constexpr (kLooksAhead) look_ahead(next);
       wgmma_wait<kNothing ? 0 : 1>();
       tie(dq());
-      send_dq(last_buffer, due, turns);
+      send_dq(last_buffer, due, steps() - (due ? 2 : 1), Tiles::kNone, turns);
       if constexpr (!kReadsEarly) {
         i32 row, h;
         Tiles::next_note(sm, steps(), flags, number, turn, row, h);
@@ -531,12 +544,15 @@ struct Backward {
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps() - 1) % 2;
-      if (notes->item[(items() - 1) % 4].before) {
-        bulk_wait();
-        Tiles::end_item(a, sm, notes->item[(items() - 2) % 4], items() - 2);
+      i32 turns = 0;
+      if constexpr (!kSends) {
+        if (notes->item[(items() - 1) % 4].before) {
+          bulk_wait();
+          Tiles::end_item(a, sm, notes->item[(items() - 2) % 4], items() - 2);
+        }
+        Tiles::template end_turn<true>(a, sm, sent, steps() - 2);
+        turns = Tiles::turns_of(a, last_number);
       }
-      Tiles::template end_turn<true>(a, sm, sent, steps() - 2);
-      const i32 turns = Tiles::turns_of(a, last_number);
       barrier_wait(ds_full(sm, buffer), (steps() - 1) / 2 & 1);
       tie(dq());
       wgmma_fence();
@@ -545,7 +561,12 @@ struct Backward {
       // The loader is at most two items ahead: it leaves this one's slot alone. PERF: beside the MMA.
       const Item& item = notes->item[(items() - 1) % 4];
       const u32 staged = dq_buffer(sm, warp);
-      bulk_wait_read();  // the copy engine may still have read the last dQ there
+      // The copy engine may still have read the last dQ there.
+      if constexpr (kSends) {
+        Tiles::await_place(sm, steps() - 1);
+      } else {
+        bulk_wait_read();
+      }
       Tiles::template store<true>(dv, kOptions.dropout && kCaps ? a.scores.keep_scale : 1.0f, a.dv,
                                   a.dv_strides, a.Dv, item, first_key(), lane, staged);
       wgmma_wait<0>();
@@ -553,8 +574,8 @@ struct Backward {
       barrier_arrive_if(sm.k_empty(), lane == 0);
       Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key(), lane,
                                   staged);
-      send_dq(buffer, true, turns);
-      Tiles::template end_turn<true>(a, sm, sent, steps() - 1);
+      send_dq(buffer, true, steps() - 1, item.section, turns);
+      if constexpr (!kSends) Tiles::template end_turn<true>(a, sm, sent, steps() - 1);
     }
   };
 
@@ -572,11 +593,14 @@ struct Backward {
           i32 row, h;
           Tiles::next_note(sm, 0, c.flags, c.number, c.turn, row, h);
           while (!(c.flags & Tiles::kEnd)) c.run_item();
-          if (c.steps() > 0) {
+          if (!kSends && c.steps() > 0) {
             bulk_wait();
             Tiles::end_item(a, sm, notes->item[(c.items() - 1) % 4], c.items() - 1);
           }
           Tiles::end(sm, c.items(), c.steps());
+        },
+        [&](const Shared& sm, i32 number, i32 lane) {
+          add_dq(a, sm, number, lane, lane >= 4, lane < Tiles::kConsumerWarps);
         });
   }
 };

@@ -611,7 +611,8 @@ struct BackwardWide {
           } else {
             Consumer<true>{a, mask, sm, notes, warp, lane}.run();
           }
-        });
+        },
+        [](const Shared&, i32, i32) {});
   }
 };
 
