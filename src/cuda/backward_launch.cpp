@@ -17,15 +17,9 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
   return options;
 }
 
-bool is_even(const BoundMask& mask) {
-  bool even = true;
-  for (const auto& leaf : mask.leaves()) even &= leaf->device_even();
-  return even;
-}
-
-/// Rows that can see a key in the middle; all, unless the mask is of even leaves, which read no tables.
+/// Rows that can see a key in the middle; all, where the mask's tables decide, which nobody has read.
 i64 rows_of_key(const AttentionProblem& p, i64 rows, i64 keys) {
-  if (p.mask->trivial() || !is_even(*p.mask) || keys < 1) return rows;
+  if (!p.mask->numbers_alone() || keys < 1) return rows;
   Frame f;
   f.num_rows = static_cast<i32>(rows);
   f.num_keys = static_cast<i32>(keys);
@@ -68,7 +62,9 @@ i32 section(const AttentionProblem& p, i64 rows, i64 keys, i32 heads, i32 cluste
 /// Whether loaders look up what is active; those of even masks find out as they go, but turns need maps.
 bool has_maps(const AttentionProblem& p) {
   if (p.mask->trivial()) return false;
-  return p.deterministic || p.forces_map() || !is_even(*p.mask);
+  bool even = !p.deterministic && !p.forces_map();
+  for (const auto& leaf : p.mask->leaves()) even &= leaf->device_even();
+  return !even;
 }
 
 /// Whether finders, if there are any, ask by runs alone (tile/cell_finder.h).

@@ -49,6 +49,7 @@ i32 check_length(const char* name, std::int64_t n) {
 BoundMask::BoundMask(const Mask& mask, const Shape& shape) : shape_(shape) {
   bind_shape();
   if (!on_gpu()) bind_frames();
+  numbers_alone_ = mask.tables().empty();
   parse(mask);
 }
 

@@ -25,6 +25,8 @@ class BoundMask {
   bool on_gpu() const { return shape_.device == DeviceType::kCUDA; }
   /// No mask at all: every cell of every tile is visible.
   bool trivial() const { return nodes_.empty(); }
+  /// Whether it has no tables, of one number neither: the host knows all of it.
+  bool numbers_alone() const { return numbers_alone_; }
   /// Whether cells may differ between sequences (then per-sequence lengths may differ too) / heads.
   bool varies_by_batch() const { return varies_by_batch_; }
   bool varies_by_head() const { return num_heads_ > 1; }
@@ -70,7 +72,7 @@ class BoundMask {
 
   Shape shape_;
   i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1, lq_ = 0, lk_ = 0;
-  bool varies_by_batch_ = false;
+  bool varies_by_batch_ = false, numbers_alone_ = false;
   bool frames_vary_ = false;   // lengths or offsets differ between sequences
   std::vector<Frame> frames_;  // per sequence, for head 0; one for all unless frames_vary_
   std::vector<Node> nodes_;
@@ -82,7 +84,7 @@ class BoundMask {
 class MaskCursor {
  public:
   explicit MaskCursor(const BoundMask& mask);
-  /// Of a frame that the mask does not know, as on a GPU; for a mask whose leaves read no tables.
+  /// Of a frame that the mask does not know, as on a GPU; for masks of numbers_alone().
   MaskCursor(const BoundMask& mask, const Frame& frame);
   /// Moves to another sequence and head.
   void set_frame(i32 b, i32 h);

@@ -144,6 +144,28 @@ TEST(documents_are_taken_where_the_others_know_no_places) {
   CHECK(alone.trivial());
 }
 
+TEST(numbers_alone) {
+  Shape on_gpu = shape();
+  on_gpu.device = DeviceType::kCUDA;
+  TensorView there = ints({2});
+  there.device = DeviceType::kCUDA;
+  auto alone = [&](const Mask& mask) { return BoundMask(mask, on_gpu).numbers_alone(); };
+  CHECK(alone(Mask()));
+  CHECK(alone(causal() & ~window(3, 1, 2)));
+  CHECK(!alone(causal() & window(3, 1, there)));
+  // Then a cursor of a frame can be asked on a GPU, too.
+  Frame f;
+  f.num_rows = 6;
+  f.num_keys = 10;
+  f.q_offset = 4;
+  const BoundMask bound(causal() & window(3, 1), on_gpu);
+  MaskCursor cursor(bound, f);
+  cursor.set_cols(5, 6);
+  const Span rows = cursor.row_span();  // positions 5 to 8
+  CHECK_EQ(rows.begin, 1);
+  CHECK_EQ(rows.end, 5);
+}
+
 TEST(grids) {
   CHECK_BINDS(dense(bools({6, 10})));
   CHECK_BINDS(dense(bools({2, 4, 1, 10})));
