@@ -12,10 +12,10 @@ output (`grads_from_stored`). On a GPU, whose tensor cores take dS rounded, the 
 as computed in the input's dtype.
 
 For fewer than 200 elements, or visible cells (one error each, which a whole row or key is
-multiplied by), a third ref has that sum off, up or down, in fp32 by eps · sum|dout · out|, in 16
-bits, where each of its terms was rounded by itself, by eps / 2 · sqrt(sum(dout · out)²). Of small
-random problems, 1 in 30 in 16 bits needs the second ref, 1 in 500 in fp32; 1 in 3,000 in fp32 the
-third.
+multiplied by; under ALiBi a row of weights w counts as 1 / sum(w²)), a third ref has that sum off,
+up or down, in fp32 by eps · sum|dout · out|, in 16 bits, where each of its terms was rounded by
+itself, by eps / 2 · sqrt(sum(dout · out)²). Of small random problems, 1 in 30 in 16 bits needs the
+second ref, 1 in 500 in fp32; 1 in 3,000 in fp32 the third.
 
 On a GPU P is rounded as exp(S - m), m near the row's maximum. Where a result breaks the rule (1 in
 2,000 problems), outputs whose P was rounded at other places between powers of two are refs, too,
@@ -96,6 +96,12 @@ def check_attention(
         return oracle.attention(q, k, v, visible, **options)
 
     cells = int(visible.sum())
+    bent = {n: x for n, x in (options or {}).items() if n in ("alibi_slopes", "q_offset")}
+    if "alibi_slopes" in bent:
+        flat = [torch.zeros(B, h, n, 1, dtype=torch.float64) for h, n in ((Hq, Lq), (Hkv, Lk))]
+        eye = torch.eye(Lk, dtype=torch.float64).expand(B, Hkv, Lk, Lk)
+        weights = truth(*flat, eye, **bent)[0]
+        cells = int((1 / (weights**2).sum(-1)).nan_to_num(posinf=0).sum())
     compare(ours, truth, shapes, (B, Hq, Lq), dtype, seed, with_dlse, options, grads, device, cells)
 
 

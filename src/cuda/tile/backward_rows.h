@@ -24,6 +24,7 @@ struct BackwardRows {
   static constexpr i32 kParts = kRows / kPartRows;  // of a row tile
   static_assert(kPartRows == 16);
   static constexpr i32 kHalves = kD / 64, kHalvesV = kDv / 64;
+  static constexpr i32 kBlocks = kAdders / cuda::kBackwardConsumerWarps;  // that share a key tile
   // A unit is 64 columns of a part.
   static constexpr i32 kPieceFloats = 1024;  // of dq_sum
   static constexpr i32 kBoxBytes = 2048;     // of out or dout
@@ -463,7 +464,7 @@ struct BackwardRows {
   /// blocks need; more than the first parts where long lines come first.
   JALI_DEVICE void begin() {
     const cuda::WorkOrder order = a.row_order(), keys = a.key_order();
-    const i32 wanted = keys.total() > 0 ? order.before(keys.reach(gridDim.x - 1) + 1) : 0;
+    const i32 wanted = keys.total() > 0 ? order.before(keys.reach(gridDim.x / kBlocks - 1) + 1) : 0;
     bool first = true;
 #pragma unroll 1
     while (first || a.first_parts + seen(a.taken + 2) < wanted) {

@@ -483,8 +483,9 @@ struct BackwardTiles {
       loader.prepare(item_of(a, order().place(n)));
       if (lane == 0) {
         store_shared(loader.sm.next(), -1);
-        // PERF: what other blocks have begun, and as much again.
-        loader.notes->wanted = order().reach(n + 2 * (kOrdered ? num_blocks() : gridDim.x));
+        // PERF: what other blocks, or pairs of them, have begun, and as much again.
+        constexpr i32 kAhead = kPair ? 1 : 2;
+        loader.notes->wanted = order().reach(n + kAhead * (kOrdered ? num_blocks() : gridDim.x));
         const i32 section = loader.prepared(false).section;
         if (section != load_shared(loader.sm.ready_section())) {
           wait_at_least(a.prepared + section, a.row_order().in_section(section));
