@@ -2,8 +2,8 @@
 // of a consumer warpgroup that do not depend on who owns what.
 //
 // Here, all of BackwardTiles, in this order: Note, Item, Head, Notes, Shared; Loader, item_of,
-// classify_and_visit, take_for_pair, produce (warp 0); find_cells (finders); tell_others (the warp that does) and what
-// consumers hand over to it; their steps, Hiding among them; run.
+// classify_and_visit, take_for_pair, produce (warp 0); find_cells (finders); steps of the consumers, Hiding among
+// them; run.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -16,6 +16,7 @@
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tile/backward_rows.h"
 #include "cuda/tile/backward_scores.h"
+#include "cuda/tile/backward_turns.h"
 #include "cuda/tile/cell_finder.h"
 #include "cuda/tile/no_mask.h"
 #include "cuda/tile/store.h"
@@ -72,7 +73,7 @@ struct BackwardTiles {
   static constexpr bool kMultipliesOnes = kWanted.keys && kKeys == 128 && !(kOrdered && kMasked);
   static_assert(!kPair || !kMultipliesOnes);
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
-  // blocks what consumers have added (tell_others), unless consumers do so themselves; then kFinders that
+  // blocks what consumers have added (Turns), unless consumers do so themselves; then kFinders that
   // look up cells, where consumers cannot tell them by key.
   // Where one run of rows sees a key (causal masks, windows, paddings), a warp finds the runs of its keys once a head,
   // not for each partial tile; so that they may come from tables.
@@ -104,6 +105,7 @@ struct BackwardTiles {
   template <i32 kStages, i32 kLoads>
   using RowWork = BackwardRows<T, kRows, kHalves * 64, kHalvesV * 64, kMatrices, kOptions.sinks,
                                kWanted.rows, kStages, kLoads, (kPair ? 2 : 1) * kConsumerWarps>;
+  using Turns = BackwardTurns<BackwardTiles, kOrdered, kPair>;
   using Rows = RowWork<kStagesEach, 4>;  // of the loader's warpgroup
   using ConsumerRows = RowWork<0, 8>;    // these have registers before and after their own work
   // PERF: as many as the registers hold beside dv.
@@ -157,10 +159,10 @@ struct BackwardTiles {
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
-    JALI_DEVICE u32 added() const { return next() + 8; }  // for tell_others: section, turn
+    JALI_DEVICE u32 added() const { return next() + 8; }  // for Turns::tell_others: section, turn
     JALI_DEVICE u32 staged() const {
       return next() + 16;
-    }  // for send_sums: row tile, turn, section
+    }  // for Turns::send_sums: row tile, turn, section
     JALI_DEVICE u32 ones() const { return base + kOnes; }
     JALI_DEVICE u32 ones_by_eight() const { return base + kSharedBytes - cuda::kBackwardOnesBytes; }
     // Barriers, notes and cells are found by a stage, or by the number of the row tile (n).
@@ -621,115 +623,6 @@ struct BackwardTiles {
   }
 
   // ---- steps of the consumers -----------------------------------------------------------------
-  // What consumers have added to sums of dq is told to other blocks by counters. NOTE: when the copy engine's
-  // groups are complete (bulk_wait), what they added is there for their thread alone; without a fence
-  // others read sums too early, or add in another order.
-
-  static constexpr i32 kNone = -1;
-  /// The warp that tells it, when it was handed over. PERF: a fence in consumers, who wait for it for thousands of
-  /// cycles, took 3 % of a backward of 1K tokens, 25 % of deterministic ones; in the warp that sends 6 to 15 % of those.
-  JALI_DEVICE static void tell_others(const BackwardArgs& a, const Shared& sm) {
-    if ((threadIdx.x & 31) != 0) return;
-#pragma unroll 1
-    for (u32 n = 0;; ++n) {
-      barrier_wait(sm.added_full(), n & 1);
-      const i32 section = kTellsItems ? load_shared(sm.added()) : kNone;
-      const i32 turn = kOrdered ? load_shared(sm.added() + 4) : kNone;
-      barrier_arrive(sm.added_empty());
-      if ((kOrdered ? turn : section) == kNone) break;
-      fence_device();
-      if (kOrdered) add_if(a.turns + turn, kConsumerWarps, true);
-      if (!kOrdered || section != kNone) {
-        fence_proxies();
-        add_if(a.added + section, kConsumerWarps, true);
-      }
-    }
-  }
-  static constexpr bool kTellsItems = kTells && (!kOrdered || kSends);
-  /// Hands over that all consumer warps have added to a row tile (kOrdered: its counter), the last one of a key tile
-  /// of `section` (else kNone), or that no more comes: kNone both. The n-th time; all warps that do, all consumers or
-  /// that which sends, call it alike. Unless `condition`, nothing happens.
-  JALI_DEVICE static void hand_over(const Shared& sm, i32 section, i32 turn, u32 n,
-                                    bool condition) {
-    barrier_wait_if(sm.added_empty(), n & 1 ^ 1, condition);
-    const bool arrives = condition & opaque(threadIdx.x & 31) == 0;
-    if (kTellsItems) store_shared_if(sm.added(), section, arrives);  // all warps the same
-    if (kOrdered) store_shared_if(sm.added() + 4, turn, arrives);
-    barrier_arrive_if(sm.added_full(), arrives);
-  }
-  /// kSends: the warp that does. send(number, lane): for a whole warp, begins to add what is staged to the dQ of that
-  /// row tile.
-  template <class Send>
-  JALI_DEVICE static void send_sums(const BackwardArgs& a, const Shared& sm, Send send) {
-    const i32 lane = threadIdx.x & 31;
-#pragma unroll 1
-    for (u32 n = 0;; ++n) {
-      barrier_wait(sm.staged_full(), n & 1);
-      i32 number, turn, section, unused;
-      load_shared(sm.staged(), number, turn, section, unused);
-      if (number != kNone) {
-        await_count(a.turns + number, turn * kConsumerWarps, 0);
-        send(number, lane);
-        bulk_wait_read();
-        __syncwarp();
-        barrier_arrive_if(sm.staged_empty(), lane == 0);
-        bulk_wait();
-      }
-      __syncwarp();
-      hand_over(sm, section, number, n, true);
-      if (number == kNone) break;
-    }
-  }
-  /// kSends: until the n-th dQ has a place.
-  JALI_DEVICE static void await_place(const Shared& sm, u32 n) {
-    barrier_wait(sm.staged_empty(), n & 1 ^ 1);
-  }
-  /// kSends: hands over this warp's part of a dQ, if `condition`, or that no more comes: number kNone. section: of the
-  /// key tile, if this is the last one of that. All consumer warps call it alike.
-  JALI_DEVICE static void hand_over_dq(const Shared& sm, i32 number, i32 turn, i32 section,
-                                       bool condition) {
-    const bool arrives = condition & opaque(threadIdx.x & 31) == 0;
-    store_shared_if(sm.staged(), number, arrives);
-    store_shared_if(sm.staged() + 4, turn, arrives);
-    store_shared_if(sm.staged() + 8, section, arrives);
-    barrier_arrive_if(sm.staged_full(), arrives);
-  }
-  /// After the last key tile.
-  JALI_DEVICE static void end(const Shared& sm, u32 items, u32 steps) {
-    if constexpr (kSends) {
-      await_place(sm, steps);
-      hand_over_dq(sm, kNone, 0, kNone, true);
-    } else if constexpr (kTells) {
-      hand_over(sm, kNone, kNone, kOrdered ? steps : items, true);
-    }
-  }
-  /// Says that this warp's dQ of a key tile, the n-th, is added. PERF: where the fence is here, it comes when
-  /// the next key tile is all but done, since it waits for stores of dk and dv, too. The loader is at most two
-  /// items ahead: it leaves the slot alone.
-  JALI_DEVICE static void end_item(const BackwardArgs& a, const Shared& sm, const Item& item,
-                                   u32 n) {
-    if constexpr (kTellsItems) {
-      __syncwarp();
-      hand_over(sm, item.section, kNone, n, true);
-    } else {
-      fence_device();
-      fence_proxies();
-      __syncwarp();
-      add_if(a.added + item.section, 1, opaque(threadIdx.x & 31) == 0);
-    }
-  }
-  /// This warp's 16 rows and kCols columns of a dQ, for the copy engine, in the order in which dq_sum has them.
-  template <i32 kCols = 64>
-  JALI_DEVICE static void stage_dq(u32 to, const float* dq, i32 lane) {
-    if constexpr (!kSends) {
-      bulk_wait_read();  // the last one
-      __syncwarp();
-    }
-#pragma unroll
-    for (i32 j = 0; j < kCols / 8; ++j) store_four(to + j * 512 + lane * 16, dq + 4 * j);
-    fence_async();
-    __syncwarp();
-  }
   /// Waits for the note of row tile number `steps`; its Q comes later.
   JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number, i32& turn,
                                     i32& row, i32& h) {
@@ -738,41 +631,6 @@ struct BackwardTiles {
     flags = broadcast(flags);
     number = broadcast(number);
     if (kOrdered) turn = broadcast(load_shared(sm.note(steps) + 16));
-  }
-  // kOrdered: the sums of dq of a row tile are added to in turns. Only the order of additions matters, which
-  // are made in L2: turns are awaited without an order of other memory.
-
-  /// The counter of row tile `number`. kPair: each block has its own columns, and counters.
-  JALI_DEVICE static i32 turn_place(i32 number) {
-    if constexpr (!kPair) return number;
-    return number * 2 + static_cast<i32>(cluster_rank());
-  }
-  /// Ends the turn at row tile `sent`, the n-th of this block, to whose dQ this warp has added (none: -1).
-  /// kByEngine: by the copy engine.
-  template <bool kByEngine>
-  JALI_DEVICE static void end_turn(const BackwardArgs& a, const Shared& sm, i32& sent, u32 n) {
-    if constexpr (!kOrdered) return;
-    if (kByEngine) bulk_wait();
-    if (!kTells) fence_device();
-    __syncwarp();
-    if constexpr (kTells) {
-      hand_over(sm, kNone, turn_place(sent), n, sent >= 0);
-    } else {
-      add_if(a.turns + turn_place(max_of(sent, 0)), 1, sent >= 0 & opaque(threadIdx.x & 31) == 0);
-    }
-    sent = -1;
-  }
-  /// How many warps have added to a row tile.
-  JALI_DEVICE static i32 turns_of(const BackwardArgs& a, i32 number) {
-    return kOrdered ? glance(a.turns + turn_place(number)) : 0;
-  }
-  /// Waits for the key tiles before this one in row tile `number`, whose dQ is sent next if it is due;
-  /// turns: how many had added to it before.
-  JALI_DEVICE static void wait_turn(const BackwardArgs& a, bool due, i32 number, i32 turn,
-                                    i32 turns, i32& sent) {
-    if (!kOrdered) return;
-    await_count(a.turns + turn_place(number), due ? turn * kConsumerWarps : 0, turns);
-    sent = due ? number : -1;
   }
   /// What accumulators start at: the statistics of the rows, unless the tensor cores multiply them; zeros
   /// where options come between.
@@ -973,7 +831,7 @@ struct BackwardTiles {
     fence_async();
   }
   /// Runs the roles: consume(sm, notes, warpgroup), the consumers' part; own_barriers(sm); send(sm, number, lane), as
-  /// send_sums takes it.
+  /// Turns::send_sums takes it.
   template <i32 kLoaderRegisters, i32 kConsumerRegisters, class Barriers, class Consume, class Send>
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
@@ -1010,10 +868,10 @@ struct BackwardTiles {
         rows.work(notes->wanted);
         rows.leave(kCountingWarps);
       } else if (kSends && warp == kRowWarps + 1) {
-        send_sums(a, sm, [&](i32 number, i32 lane) { send(sm, number, lane); });
+        Turns::send_sums(a, sm, [&](i32 number, i32 lane) { send(sm, number, lane); });
         Rows{a}.leave(kCountingWarps);
       } else if (kTells && warp == kRowWarps + kSends + 1) {
-        tell_others(a, sm);
+        Turns::tell_others(a, sm);
         Rows{a}.leave(kCountingWarps);
       } else if constexpr (kFinds) {
         find_cells(mask, sm, notes, warp);

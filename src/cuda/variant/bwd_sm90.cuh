@@ -108,6 +108,7 @@ struct Backward {
                           kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
   static constexpr bool kStagesBias = Tiles::kStagesBias;
   using Rows = typename Tiles::Rows;
+  using Turns = typename Tiles::Turns;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
   using Notes = typename Tiles::Notes;
@@ -361,12 +362,12 @@ struct Backward {
     /// key tile, if it is the last one of that.
     JALI_DEVICE void send_dq(u32 buffer, bool due, u32 n, i32 section, i32 turns) {
       barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
-      if constexpr (kSends) Tiles::await_place(sm, n);
-      Tiles::stage_dq(dq_buffer(sm, warp), dq(), lane);
+      if constexpr (kSends) Turns::await_place(sm, n);
+      Turns::stage_dq(dq_buffer(sm, warp), dq(), lane);
       if constexpr (kSends) {
-        Tiles::hand_over_dq(sm, last_number, last_turn, section, due);
+        Turns::hand_over_dq(sm, last_number, last_turn, section, due);
       } else {
-        Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
+        Turns::wait_turn(a, due, last_number, last_turn, turns, sent);
         add_dq(a, sm, last_number, warp, wg() == 1, due & lane == 0);
       }
     }
@@ -418,7 +419,7 @@ struct Backward {
       }
       if constexpr (!kNothing) weigh<kHides>(hiding);
       // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
-      if constexpr (!kSends) Tiles::template end_turn<true>(a, sm, sent, steps() - 2);
+      if constexpr (!kSends) Turns::template end_turn<true>(a, sm, sent, steps() - 2);
       if constexpr (!kNothing) {
         wgmma_wait<0>();
         tie(dp);
@@ -453,7 +454,7 @@ struct Backward {
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
       // PERF: beside the MMA.
       if constexpr (kWanted.per_cell()) Scores::emit(dp, a, place(), opaque(lane));
-      const i32 turns = kSends ? 0 : Tiles::turns_of(a, last_number);
+      const i32 turns = kSends ? 0 : Turns::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       tie(dq());
       wgmma_fence();
@@ -474,7 +475,7 @@ struct Backward {
       if constexpr (kLooksAhead) look_ahead(next);
       wgmma_wait<kNothing ? 0 : 1>();
       tie(dq());
-      send_dq(last_buffer, due, steps() - (due ? 2 : 1), Tiles::kNone, turns);
+      send_dq(last_buffer, due, steps() - (due ? 2 : 1), Turns::kNone, turns);
       if constexpr (!kReadsEarly) {
         i32 row, h;
         Tiles::next_note(sm, steps(), flags, number, turn, row, h);
@@ -548,10 +549,10 @@ struct Backward {
       if constexpr (!kSends) {
         if (notes->item[(items() - 1) % 4].before) {
           bulk_wait();
-          Tiles::end_item(a, sm, notes->item[(items() - 2) % 4], items() - 2);
+          Turns::end_item(a, sm, notes->item[(items() - 2) % 4], items() - 2);
         }
-        Tiles::template end_turn<true>(a, sm, sent, steps() - 2);
-        turns = Tiles::turns_of(a, last_number);
+        Turns::template end_turn<true>(a, sm, sent, steps() - 2);
+        turns = Turns::turns_of(a, last_number);
       }
       barrier_wait(ds_full(sm, buffer), (steps() - 1) / 2 & 1);
       tie(dq());
@@ -563,7 +564,7 @@ struct Backward {
       const u32 staged = dq_buffer(sm, warp);
       // The copy engine may still have read the last dQ there.
       if constexpr (kSends) {
-        Tiles::await_place(sm, steps() - 1);
+        Turns::await_place(sm, steps() - 1);
       } else {
         bulk_wait_read();
       }
@@ -575,7 +576,7 @@ struct Backward {
       Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key(), lane,
                                   staged);
       send_dq(buffer, true, steps() - 1, item.section, turns);
-      if constexpr (!kSends) Tiles::template end_turn<true>(a, sm, sent, steps() - 1);
+      if constexpr (!kSends) Turns::template end_turn<true>(a, sm, sent, steps() - 1);
     }
   };
 
@@ -595,9 +596,9 @@ struct Backward {
           while (!(c.flags & Tiles::kEnd)) c.run_item();
           if (!kSends && c.steps() > 0) {
             bulk_wait();
-            Tiles::end_item(a, sm, notes->item[(c.items() - 1) % 4], c.items() - 1);
+            Turns::end_item(a, sm, notes->item[(c.items() - 1) % 4], c.items() - 1);
           }
-          Tiles::end(sm, c.items(), c.steps());
+          Turns::end(sm, c.items(), c.steps());
         },
         [&](const Shared& sm, i32 number, i32 lane) {
           add_dq(a, sm, number, lane, lane >= 4, lane < Tiles::kConsumerWarps);

@@ -101,6 +101,7 @@ struct BackwardWide {
                                     kTile.row_stages, M, kOrdered, kOptions, kWanted, false,
                                     kForcesMap, kPair>;
   using Rows = typename Tiles::Rows;
+  using Turns = typename Tiles::Turns;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
   using Notes = typename Tiles::Notes;
@@ -203,7 +204,7 @@ struct BackwardWide {
                   first_col() * 16 + warp * 1024;
       if constexpr (kByEngine) {
         const u32 from = sm.rest() + kBuffers * kBufferBytes + (kStagedAt * 4 + warp * kCols) * 64;
-        Tiles::template stage_dq<kCols>(from, x, lane);
+        Turns::template stage_dq<kCols>(from, x, lane);
         add_bulk_if(to, from, kCols * 64, due & lane == 0);
         bulk_commit();
       } else {
@@ -383,7 +384,7 @@ struct BackwardWide {
     }
     /// kPair: says that the dQ that was sent a step ago is added. PERF: beside a product, for others wait for it.
     JALI_DEVICE void end_last_turn() {
-      if constexpr (kPair) Tiles::template end_turn<kByEngine>(a, sm, sent, steps - 2);
+      if constexpr (kPair) Turns::template end_turn<kByEngine>(a, sm, sent, steps - 2);
     }
     /// Value side: S of a row tile, and P.
     template <bool kHides>
@@ -422,7 +423,7 @@ struct BackwardWide {
         score<kHides>(stage, buffer);
       }
       barrier_wait(kKeySide ? sm.q_full(stage) : sm.o_full(stage), parity);
-      const i32 turns = Tiles::turns_of(a, last_number);
+      const i32 turns = Turns::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       tie(x);
       tie(w);
@@ -434,8 +435,8 @@ struct BackwardWide {
       ++steps;
       wgmma_wait<1>();
       tie(x);
-      Tiles::template end_turn<false>(a, sm, sent, steps - 3);
-      Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
+      Turns::template end_turn<false>(a, sm, sent, steps - 3);
+      Turns::wait_turn(a, due, last_number, last_turn, turns, sent);
       if (kBlocks > 0) send_dq(0, due);
       if (kBlocks > 1) {
         tie(x);
@@ -483,7 +484,7 @@ struct BackwardWide {
         Tiles::template multiply_rows<kDv>(sum, w, sm.o(0));
         wgmma_commit();
       }
-      const i32 turns = Tiles::turns_of(a, last_number);
+      const i32 turns = Turns::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       // NOTE: not where a key tile begins: the other block may be so far ahead of a slow warp that the phase has passed
       // twice.
@@ -511,7 +512,7 @@ struct BackwardWide {
         barrier_arrive_if(sm.rows_empty(stage), lane == 0);
       }
       barrier_arrive_at_peer_if(peer_done(sm, last_buffer), due & lane == 0);
-      Tiles::wait_turn(a, due, last_number, last_turn, turns, sent);
+      Turns::wait_turn(a, due, last_number, last_turn, turns, sent);
       send_dq(0, due);
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
@@ -535,7 +536,7 @@ struct BackwardWide {
     /// Says that dQ of the key tile before is added, if there was one.
     JALI_DEVICE void end_last_item() {
       if (kByEngine) bulk_wait();
-      if (items > 0) Tiles::end_item(a, sm, item(), items - 1);
+      if (items > 0) Turns::end_item(a, sm, item(), items - 1);
     }
     /// A key tile: all its row tiles.
     JALI_DEVICE void run_item() {
@@ -559,8 +560,8 @@ struct BackwardWide {
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps - 1) % 2;
       barrier_wait(ds_full(sm, buffer), (steps - 1) / 2 & 1);
-      Tiles::template end_turn<kByEngine>(a, sm, sent, steps - 2);
-      Tiles::wait_turn(a, true, last_number, last_turn, Tiles::turns_of(a, last_number), sent);
+      Turns::template end_turn<kByEngine>(a, sm, sent, steps - 2);
+      Turns::wait_turn(a, true, last_number, last_turn, Turns::turns_of(a, last_number), sent);
       if constexpr (kPair) barrier_wait(peer_full(sm, buffer), (steps - 1) / 2 & 1);
 #pragma unroll
       for (i32 block = 0; block < kBlocks; ++block) {
@@ -582,14 +583,14 @@ struct BackwardWide {
         Tiles::template store<false>(sum, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
                                      a.dv_strides, a.Dv, item, warp * 16, lane);
       }
-      Tiles::template end_turn<kByEngine>(a, sm, sent, steps - 1);
+      Turns::template end_turn<kByEngine>(a, sm, sent, steps - 1);
     }
     JALI_DEVICE void run() {
       i32 row, h;
       Tiles::next_note(sm, steps, flags, number, turn, row, h);
       while (!(flags & Tiles::kEnd)) run_item();
       end_last_item();
-      Tiles::end(sm, items, steps);
+      Turns::end(sm, items, steps);
     }
   };
 
