@@ -17,15 +17,16 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
   return options;
 }
 
-/// Rows that can see a key in the middle; all, where the mask's tables decide, which nobody has read.
+/// Rows that can see the key at which the middle row stands; all, where the mask's tables decide, which nobody has read.
 i64 rows_of_key(const AttentionProblem& p, i64 rows, i64 keys) {
   if (!p.mask->numbers_alone() || keys < 1) return rows;
   Frame f;
   f.num_rows = static_cast<i32>(rows);
   f.num_keys = static_cast<i32>(keys);
   f.q_offset = static_cast<i32>(keys - rows);
+  const i32 key = clamp_to(f.q_offset + f.num_rows / 2, 0, f.num_keys - 1);
   MaskCursor cursor(*p.mask, f);
-  cursor.set_cols(f.num_keys / 2, f.num_keys / 2 + 1);
+  cursor.set_cols(key, key + 1);
   const Span seen = cursor.row_span();
   return seen.end - seen.begin;
 }
