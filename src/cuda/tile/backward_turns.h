@@ -127,10 +127,8 @@ struct BackwardTurns {
   /// This warp's 16 rows and kCols columns of a dQ, for the copy engine, in the order in which dq_sum has them.
   template <i32 kCols = 64>
   JALI_DEVICE static void stage_dq(u32 to, const float* dq, i32 lane) {
-    if constexpr (!kSends) {
-      bulk_wait_read();  // the last one
-      __syncwarp();
-    }
+    if (!kSends) bulk_wait_read();  // the last one
+    __syncwarp();                   // what lay there of dk was read
 #pragma unroll
     for (i32 j = 0; j < kCols / 8; ++j) store_four(to + j * 512 + lane * 16, dq + 4 * j);
     fence_async();
