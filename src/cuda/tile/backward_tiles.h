@@ -90,8 +90,8 @@ struct BackwardTiles {
   // PERF: beside a bias in shared memory, which takes half of the stages, one: ptxas spills with one stage each.
   static constexpr i32 kRowWarps = kStagesBias ? 1 : 3 - kFinders - kTells - kSends;
   static constexpr i32 kStagesEach = kRowStages / kRowWarps;
-  static constexpr i32 kCountingWarps =
-      kRowWarps + kTells + kSends + kConsumerWarps;     // beside the loader
+  // Beside the loader.
+  static constexpr i32 kCountingWarps = kRowWarps + kTells + kSends + kConsumerWarps;
   static constexpr i32 kCellBytes = kRows * kKeys / 8;  // of a tile
   static constexpr i32 kCellSlots = cuda::kBackwardCellSlots<kKeys>;
   static_assert(kCellSlots == kStages || kCellSlots == kNoteSlots);
@@ -159,10 +159,9 @@ struct BackwardTiles {
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
-    JALI_DEVICE u32 added() const { return next() + 8; }  // for Turns::tell_others: section, turn
-    JALI_DEVICE u32 staged() const {
-      return next() + 16;
-    }  // for Turns::send_sums: row tile, turn, section
+    // For Turns::tell_others: section, turn; for Turns::send_sums: row tile, turn, section.
+    JALI_DEVICE u32 added() const { return next() + 8; }
+    JALI_DEVICE u32 staged() const { return next() + 16; }
     JALI_DEVICE u32 ones() const { return base + kOnes; }
     JALI_DEVICE u32 ones_by_eight() const { return base + kSharedBytes - cuda::kBackwardOnesBytes; }
     // Barriers, notes and cells are found by a stage, or by the number of the row tile (n).
@@ -868,7 +867,7 @@ struct BackwardTiles {
         rows.work(notes->wanted);
         rows.leave(kCountingWarps);
       } else if (kSends && warp == kRowWarps + 1) {
-        Turns::send_sums(a, sm, [&](i32 number, i32 lane) { send(sm, number, lane); });
+        Turns::send_sums(a, sm, send);
         Rows{a}.leave(kCountingWarps);
       } else if (kTells && warp == kRowWarps + kSends + 1) {
         Turns::tell_others(a, sm);

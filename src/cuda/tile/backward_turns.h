@@ -30,6 +30,7 @@ struct BackwardTurns {
   using Item = typename Tiles::Item;
   static constexpr bool kTells = Tiles::kTells, kSends = Tiles::kSends;
   static constexpr bool kTellsItems = kTells && (!kOrdered || kSends);
+  static constexpr bool kConsumersWait = kOrdered && !kSends;  // for turns
   static constexpr i32 kConsumerWarps = Tiles::kConsumerWarps;
   static constexpr i32 kNone = -1;
 
@@ -63,8 +64,8 @@ struct BackwardTurns {
     if (kOrdered) store_shared_if(sm.added() + 4, turn, arrives);
     barrier_arrive_if(sm.added_full(), arrives);
   }
-  /// kSends: the warp that does. send(number, lane): for a whole warp, begins to add what is staged to the dQ of that
-  /// row tile.
+  /// kSends: the warp that does. send(sm, number, lane): for a whole warp, begins to add what is staged to the dQ of
+  /// row tile `number`.
   template <class Send>
   JALI_DEVICE static void send_sums(const BackwardArgs& a, const Shared& sm, Send send) {
     const i32 lane = threadIdx.x & 31;
@@ -75,7 +76,7 @@ struct BackwardTurns {
       load_shared(sm.staged(), number, turn, section, unused);
       if (number != kNone) {
         await_count(a.turns + number, turn * kConsumerWarps, 0);
-        send(number, lane);
+        send(sm, number, lane);
         bulk_wait_read();
         __syncwarp();
         barrier_arrive_if(sm.staged_empty(), lane == 0);
@@ -86,9 +87,13 @@ struct BackwardTurns {
       if (number == kNone) break;
     }
   }
-  /// kSends: until the n-th dQ has a place.
+  /// Until the copy engine has read the last dQ, and the n-th has a place.
   JALI_DEVICE static void await_place(const Shared& sm, u32 n) {
-    barrier_wait(sm.staged_empty(), n & 1 ^ 1);
+    if constexpr (kSends) {
+      barrier_wait(sm.staged_empty(), n & 1 ^ 1);
+    } else {
+      bulk_wait_read();
+    }
   }
   /// kSends: hands over this warp's part of a dQ, if `condition`, or that no more comes: number kNone. section: of the
   /// key tile, if this is the last one of that. All consumer warps call it alike.
@@ -124,11 +129,11 @@ struct BackwardTurns {
       add_if(a.added + item.section, 1, opaque(threadIdx.x & 31) == 0);
     }
   }
-  /// This warp's 16 rows and kCols columns of a dQ, for the copy engine, in the order in which dq_sum has them.
+  /// This warp's 16 rows and kCols columns of a dQ, for the copy engine, in the order in which dq_sum has them; after
+  /// await_place().
   template <i32 kCols = 64>
   JALI_DEVICE static void stage_dq(u32 to, const float* dq, i32 lane) {
-    if (!kSends) bulk_wait_read();  // the last one
-    __syncwarp();                   // what lay there of dk was read
+    __syncwarp();  // what lay there was read, by this warp, too
 #pragma unroll
     for (i32 j = 0; j < kCols / 8; ++j) store_four(to + j * 512 + lane * 16, dq + 4 * j);
     fence_async();
@@ -143,7 +148,7 @@ struct BackwardTurns {
   /// kByEngine: by the copy engine.
   template <bool kByEngine>
   JALI_DEVICE static void end_turn(const BackwardArgs& a, const Shared& sm, i32& sent, u32 n) {
-    if constexpr (!kOrdered) return;
+    if constexpr (!kConsumersWait) return;
     if (kByEngine) bulk_wait();
     if (!kTells) fence_device();
     __syncwarp();
@@ -156,13 +161,13 @@ struct BackwardTurns {
   }
   /// How many warps have added to a row tile.
   JALI_DEVICE static i32 turns_of(const BackwardArgs& a, i32 number) {
-    return kOrdered ? glance(a.turns + turn_place(number)) : 0;
+    return kConsumersWait ? glance(a.turns + turn_place(number)) : 0;
   }
   /// Waits for the key tiles before this one in row tile `number`, whose dQ is sent next if it is due;
   /// turns: how many had added to it before.
   JALI_DEVICE static void wait_turn(const BackwardArgs& a, bool due, i32 number, i32 turn,
                                     i32 turns, i32& sent) {
-    if (!kOrdered) return;
+    if (!kConsumersWait) return;
     await_count(a.turns + turn_place(number), due ? turn * kConsumerWarps : 0, turns);
     sent = due ? number : -1;
   }

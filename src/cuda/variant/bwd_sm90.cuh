@@ -362,7 +362,7 @@ struct Backward {
     /// key tile, if it is the last one of that.
     JALI_DEVICE void send_dq(u32 buffer, bool due, u32 n, i32 section, i32 turns) {
       barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
-      if constexpr (kSends) Turns::await_place(sm, n);
+      Turns::await_place(sm, n);
       Turns::stage_dq(dq_buffer(sm, warp), dq(), lane);
       if constexpr (kSends) {
         Turns::hand_over_dq(sm, last_number, last_turn, section, due);
@@ -419,7 +419,7 @@ struct Backward {
       }
       if constexpr (!kNothing) weigh<kHides>(hiding);
       // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
-      if constexpr (!kSends) Turns::template end_turn<true>(a, sm, sent, steps() - 2);
+      Turns::template end_turn<true>(a, sm, sent, steps() - 2);
       if constexpr (!kNothing) {
         wgmma_wait<0>();
         tie(dp);
@@ -454,7 +454,7 @@ struct Backward {
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
       // PERF: beside the MMA.
       if constexpr (kWanted.per_cell()) Scores::emit(dp, a, place(), opaque(lane));
-      const i32 turns = kSends ? 0 : Turns::turns_of(a, last_number);
+      const i32 turns = Turns::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       tie(dq());
       wgmma_fence();
@@ -545,15 +545,12 @@ struct Backward {
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps() - 1) % 2;
-      i32 turns = 0;
-      if constexpr (!kSends) {
-        if (notes->item[(items() - 1) % 4].before) {
-          bulk_wait();
-          Turns::end_item(a, sm, notes->item[(items() - 2) % 4], items() - 2);
-        }
-        Turns::template end_turn<true>(a, sm, sent, steps() - 2);
-        turns = Turns::turns_of(a, last_number);
+      if (!kSends && notes->item[(items() - 1) % 4].before) {
+        bulk_wait();
+        Turns::end_item(a, sm, notes->item[(items() - 2) % 4], items() - 2);
       }
+      Turns::template end_turn<true>(a, sm, sent, steps() - 2);
+      const i32 turns = Turns::turns_of(a, last_number);
       barrier_wait(ds_full(sm, buffer), (steps() - 1) / 2 & 1);
       tie(dq());
       wgmma_fence();
@@ -562,12 +559,7 @@ struct Backward {
       // The loader is at most two items ahead: it leaves this one's slot alone. PERF: beside the MMA.
       const Item& item = notes->item[(items() - 1) % 4];
       const u32 staged = dq_buffer(sm, warp);
-      // The copy engine may still have read the last dQ there.
-      if constexpr (kSends) {
-        Turns::await_place(sm, steps() - 1);
-      } else {
-        bulk_wait_read();
-      }
+      Turns::await_place(sm, steps() - 1);
       Tiles::template store<true>(dv, kOptions.dropout && kCaps ? a.scores.keep_scale : 1.0f, a.dv,
                                   a.dv_strides, a.Dv, item, first_key(), lane, staged);
       wgmma_wait<0>();
@@ -576,7 +568,7 @@ struct Backward {
       Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key(), lane,
                                   staged);
       send_dq(buffer, true, steps() - 1, item.section, turns);
-      if constexpr (!kSends) Turns::template end_turn<true>(a, sm, sent, steps() - 1);
+      Turns::template end_turn<true>(a, sm, sent, steps() - 1);
     }
   };
 

@@ -204,6 +204,7 @@ struct BackwardWide {
                   first_col() * 16 + warp * 1024;
       if constexpr (kByEngine) {
         const u32 from = sm.rest() + kBuffers * kBufferBytes + (kStagedAt * 4 + warp * kCols) * 64;
+        Turns::await_place(sm, steps);
         Turns::template stage_dq<kCols>(from, x, lane);
         add_bulk_if(to, from, kCols * 64, due & lane == 0);
         bulk_commit();
