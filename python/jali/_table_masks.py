@@ -97,7 +97,7 @@ class PackedDocumentMask(LeafMask):
     GPU kernels begin new tiles with every document, as for packed sequences, instead of looking
     cells up. They do for a mask of this one alone or & CausalMask, WindowMask, with as many rows as
     keys, documents of 256 tokens or more on average (64, where no gradient is wanted), and without
-    a bias over rows and keys, dropout and deterministic; else it is a mask like others.
+    a bias over rows and keys and dropout; else it is a mask like others.
 
     Args:
         cu_seqlens: int32 [B, N + 1] or [N + 1], from 0, not decreasing: the first token of each

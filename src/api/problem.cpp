@@ -157,8 +157,8 @@ CheckedProblem::CheckedProblem(const TensorView& q, const TensorView& k, const T
     }
     p.alibi_slopes = data_of<const float>(slopes);
   }
-  // Kernels read a bias over rows and keys, draw dropout, and take turns, by places in the sequence.
-  const bool by_place = p.bias.given() || p.dropout_p > 0 || p.deterministic;
+  // Kernels read a bias over rows and keys, and draw dropout, by places in the sequence.
+  const bool by_place = p.bias.given() || p.dropout_p > 0;
   if (mask_->on_gpu()) p.forced_source = forced_source();
   if (mask_->on_gpu() && !by_place && !p.forces_map()) {
     p.documents = take_documents(*mask_, backward || options.expect_backward);

@@ -195,9 +195,6 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   const i32 most_clusters = call.device().num_sms / tile.blocks;
   a.section = section(p, rows, keys, a.heads, most_clusters);
   a.last = heads_by_length(a.heads, a.key_tiles, most_clusters);
-  // Whose tiles do not come by length: more heads beside each other, so that no long one is left to the end.
-  // PERF: 12 causal documents, 2 x 8K, 2 heads 585 us, 4 570, 8 575, 16 599; 32K 4149, 4193, 4134, 4317.
-  if (p.documents) a.last = min_of(max_of(a.last, 8), a.heads);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
   a.lse_factor =
@@ -205,6 +202,11 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.scores = score_arguments(call);
   const bool maps = has_maps(p);
   a.even = !maps && !p.mask->trivial();
+  a.sorts_pieces = a.even && a.seq.cut() && a.seq.pieces <= kMostSortedPieces;
+  // More heads beside each other, so that no long key tile is left to the end.
+  // PERF (us): 12 causal documents, 2 x 8K, sorted 2 heads 591, 3 585, 4 586, 5 587, 8 617, not sorted 4 586, 8 598;
+  // 32K 3940, 3980, 3990, 4050, 4150; 4090, 4050.
+  if (a.even && a.seq.cut()) a.last = min_of(max_of(a.last, a.sorts_pieces ? 3 : 4), a.heads);
   if (maps) {
     a.key_map = call.tile_map(tile.rows, tile.keys, true, p.deterministic);
     if (p.deterministic) {

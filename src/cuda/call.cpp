@@ -197,7 +197,7 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines, bool by_tiles) {
   map.words = ceil_div(key_lines ? p.Lq : p.Lk, 32 * across);
   map.head_div = p.Hq / heads;
   if (heads > 1) map.stride_h = lines;
-  const bool varies = !p.varlen && p.B > 1 && mask.varies_by_batch();
+  const bool varies = !p.varlen && p.B > 1 && (mask.varies_by_batch() || sequences_.cu_step > 0);
   if (varies) map.stride_b = lines * heads;
   const i64 all_lines = lines * heads * (varies ? p.B : 1), words = all_lines * map.words;
   const bool one_for_all = heads == 1 && !varies;

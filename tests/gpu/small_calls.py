@@ -71,9 +71,9 @@ def calls() -> dict[str, Callable[[], None]]:
     }
 
     def of(
-        name: str, D: int, mask: Any, options: Callable[[], dict[str, Any]] = dict, Hkv: int = 1
+        name: str, D: int, mask: Any, options: Callable[[], dict[str, Any]] = dict, **shape: int
     ):
-        return lambda: both(name, tensors(D, Hkv=Hkv), mask, **options())
+        return lambda: both(name, tensors(D, **shape), mask, **options())
 
     found: dict[str, Callable[[], None]] = {"packed": packed}
     for D in (64, 128, 192, 256):
@@ -81,6 +81,12 @@ def calls() -> dict[str, Callable[[], None]]:
             found[f"{name} D{D}"] = of(f"{name} D{D}", D, mask)
     for name, (mask, options) in of_d128.items():
         found[name] = of(name, 128, mask, options)
+    # In tiles of their own.
+    packed_documents = causal & jali.DocumentMask.from_lengths([300, 0])
+    name = "packed documents"
+    found[name] = of(name, 128, packed_documents, L=600)
+    name = "packed documents, deterministic"
+    found[name] = of(name, 128, packed_documents, lambda: {"deterministic": True}, L=600)
     # Scores so far apart that the forward makes them again (guess_weights).
     found["scores made again"] = of("scores made again", 128, None, lambda: {"scale": 40.0}, Hkv=2)
     name = "grouped heads, keys that nobody sees"

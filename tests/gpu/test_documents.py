@@ -55,19 +55,53 @@ def test_masks(other: str, D: int, record_property) -> None:
     record_property("cases", len(LENGTHS))
 
 
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("other", OTHERS)
+def test_masks_deterministically(other: str, D: int, record_property) -> None:
+    """Turns are counted by tiles of their own, too."""
+    mask, cells = OTHERS[other]
+    for n, lengths in enumerate((LENGTHS["tail"], LENGTHS["of each sequence"])):
+        check_attention(masked(lengths, mask), visible_cells(lengths, cells), Hkv=4 // (1 + n),
+                        D=D, dtype=torch.bfloat16, seed=n, device="cuda",
+                        deterministic=True)  # fmt: skip
+    record_property("cases", 2)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("D", [128, 192, 256])
-def test_many_backwards(D: int) -> None:
+def test_many_backwards(D: int, deterministic: bool) -> None:
     """Key tiles without a row tile beside short and long ones: blocks must not lose each other."""
     q, k, v, dout = torch.randn(4, 2, 8, 8192, D, device="cuda", dtype=torch.bfloat16)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     mask = jali.CausalMask() & packed_documents(8192)
-    out = jali.attention(*leaves, mask.to("cuda"))
+    out = jali.attention(*leaves, mask.to("cuda"), deterministic=deterministic)
     first = torch.autograd.grad(out, leaves, dout, retain_graph=True)
     for _ in range(300):
         dq, dk, dv = torch.autograd.grad(out, leaves, dout, retain_graph=True)
         assert torch.equal(dk, first[1])
         assert torch.equal(dv, first[2])
+        assert not deterministic or torch.equal(dq, first[0])
     torch.testing.assert_close(dq, first[0], rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("count", [5, 32, 33])
+def test_key_tiles_of_unlike_sequences(count: int) -> None:
+    """Up to 32 sequences have theirs sorted by length; none may be left out, or come twice."""
+    lengths = [37 * n * n % 700 for n in range(count)]  # the first one is empty
+    cu = torch.tensor([0, *lengths], device="cuda").cumsum(0, dtype=torch.int32)
+    tensors = [torch.randn(sum(lengths), H, 128, device="cuda", dtype=torch.bfloat16)
+               for H in (4, 2, 2, 4)]  # fmt: skip
+    leaves = [x.requires_grad_() for x in tensors[:3]]
+    mask = jali.CausalMask()
+    out = jali.attention_varlen(*leaves, cu, cu, mask)
+    found = torch.autograd.grad(out, leaves, tensors[3])
+    for n, length in enumerate(lengths):
+        part = slice(cu[n], cu[n] + length)
+        own = [x[part].detach()[None].requires_grad_() for x in leaves]
+        wanted = jali.attention(*own, mask, layout="blhd")
+        wanted = [wanted, *torch.autograd.grad(wanted, own, tensors[3][part][None])]
+        for a, b in zip((out, *found), wanted, strict=True):
+            torch.testing.assert_close(a[part], b[0], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("lengths", [[[700]], [[700, 0, 0]], [[0, 640, 60, 0]]])
@@ -87,7 +121,6 @@ def test_tokens_behind_the_last_document_see_sinks(lengths: list, record_propert
         ({"key_bias": torch.randn(2, 2, L, dtype=torch.float64)}, {}),
         # Not by tiles of their own:
         ({"bias": torch.randn(1, 4, L, L, dtype=torch.float64)}, {}),
-        ({}, {"deterministic": True}),
     ],
     ids=lambda x: "-".join(x),
 )

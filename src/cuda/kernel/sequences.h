@@ -88,6 +88,9 @@ JALI_HD BoxPlace box_place(const Sequences& s, i32 b, i32 start, i32 length, i32
 }
 JALI_HD i32 box_end(const Sequences& s) { return s.varlen() ? kPackedEnd : 0; }  // coordinate 4
 
+/// Of warp_slot_by_length(): a lane each.
+constexpr i32 kMostSortedPieces = 32;
+
 #if defined(__CUDACC_RTC__)
 /// Work is handed out by a counter: [0] what was taken, [1] blocks done. One thread of each block says
 /// that it is done; the last one leaves the counter as it was found.
@@ -113,6 +116,36 @@ __device__ __forceinline__ i32 warp_piece_of(const i32* cuts, i32 pieces, i32 sl
     high = min_of(low + step, high);
   }
   return low;
+}
+
+/// Of the slots of at most kMostSortedPieces pieces, `slots` in all, that which comes at place `rank` if those come
+/// first that have more of their piece's slots behind them: under a causal mask these are the longest key tiles. For a
+/// whole warp.
+__device__ __forceinline__ i32 warp_slot_by_length(const i32* cuts, i32 pieces, i32 slots, i32 rank,
+                                                   i32 size) {
+  i32 lane = threadIdx.x & 31;
+  asm volatile("" : "+r"(lane));  // as above
+  const i32 first = lane < pieces ? first_slot(cuts[lane], lane, size) : slots;
+  const i32 next = __shfl_down_sync(0xffffffffu, first, 1);
+  const i32 own = (lane < 31 ? next : slots) - first;
+  // The slot has at least `low` left, itself counted, and fewer than `high`, which `before` slots have.
+  i32 low = 1, high = slots + 1, before = 0;
+#pragma unroll 1
+  while (high - low > 1) {
+    const i32 middle = (low + high) / 2;
+    const i32 longer = __reduce_add_sync(0xffffffffu, max_of(own - middle + 1, 0));
+    if (longer > rank) {
+      low = middle;
+    } else {
+      high = middle;
+      before = longer;
+    }
+  }
+  const bool has = own >= low;
+  const u32 below = __ballot_sync(0xffffffffu, has) & ((1u << lane) - 1);
+  const u32 here = __ballot_sync(0xffffffffu, has && __popc(below) == rank - before);
+  // A wrong table, as above.
+  return clamp_to(__shfl_sync(0xffffffffu, first + own - low, __ffs(here) - 1), 0, slots - 1);
 }
 
 /// Where a tile of rows or keys lies: its frame, piece, and first row or key there.

@@ -370,8 +370,13 @@ struct BackwardTiles {
     Item item;
     item.section = at.section;
     item.h_kv = at.head - b * num_heads;
+    i32 unit = at.unit;
+    if (kClassifies && a.sorts_pieces && at.head >= a.heads - a.last) {
+      const i32* const cuts = s.cu_k + b * s.cu_step;
+      unit = cuda::warp_slot_by_length(cuts, s.pieces, a.key_tiles, unit, kTileKeys);
+    }
     const cuda::TilePlace place =
-        cuda::warp_tile(s, b, item.h_kv * s.group, at.unit, kTileKeys, false);
+        cuda::warp_tile(s, b, item.h_kv * s.group, unit, kTileKeys, false);
     item.f = place.f;
     item.key = place.first + own_first();
     item.row_tile = at.head * s.group * a.row_tiles_of_sequence;
@@ -503,7 +508,7 @@ struct BackwardTiles {
       bool first = true;
       // The row tiles of one query head.
       auto visit_head = [&](const Item& item, const Frame& f) {
-        const i32 row_line = a.seq.cut() ? cuda::first_slot(f.q_start, f.b, kRows) : 0;
+        const i32 row_line = item.row_tile % a.row_tiles_of_sequence;
         const i32 base = item.row_tile + (f.h - item.f.h) * a.row_tiles_of_sequence;
         const i32 tile_key = item.key - own_first();
         const Head head{f.h, base, tile_key / kTileKeys,
@@ -529,7 +534,8 @@ struct BackwardTiles {
           };
           classify_and_visit(mask, item_again, visit);
         } else if constexpr (kMapped) {
-          const i32 key_line = a.seq.cut() ? cuda::first_slot(f.k_start, f.b, kTileKeys) : 0;
+          const i32 piece = row_line - f.q_start / kRows;
+          const i32 key_line = a.seq.cut() ? cuda::first_slot(f.k_start, piece, kTileKeys) : 0;
           const i32 line = key_line + head.key_tile;
           const i32 words = ceil_div(f.num_rows, 32 * kRows);
           // kOrdered: rows that all keys see come first under a causal mask, so that key tiles need
