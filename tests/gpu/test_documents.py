@@ -114,21 +114,21 @@ def test_tokens_behind_the_last_document_see_sinks(lengths: list, record_propert
 
 
 @pytest.mark.parametrize(
-    "options, more",
+    "options",
     [
-        ({"sinks": torch.zeros(4, dtype=torch.float64), "softcap": 5.0}, {}),
-        ({"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0], dtype=torch.float64)}, {}),
-        ({"key_bias": torch.randn(2, 2, L, dtype=torch.float64)}, {}),
+        {"sinks": torch.zeros(4, dtype=torch.float64), "softcap": 5.0},
+        {"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.0], dtype=torch.float64)},
+        {"key_bias": torch.randn(2, 2, L, dtype=torch.float64)},
         # Not by tiles of their own:
-        ({"bias": torch.randn(1, 4, L, L, dtype=torch.float64)}, {}),
+        {"bias": torch.randn(1, 4, L, L, dtype=torch.float64)},
     ],
     ids=lambda x: "-".join(x),
 )
-def test_options(options: dict, more: dict, record_property) -> None:
+def test_options(options: dict, record_property) -> None:
     lengths = LENGTHS["of each sequence"]
     mask, cells = OTHERS["causal"]
     check_attention(masked(lengths, mask), visible_cells(lengths, cells), Hkv=2, D=128,
-                    dtype=torch.bfloat16, device="cuda", options=options, **more)  # fmt: skip
+                    dtype=torch.bfloat16, device="cuda", options=options)  # fmt: skip
     record_property("cases", 1)
 
 

@@ -508,7 +508,7 @@ struct BackwardTiles {
       bool first = true;
       // The row tiles of one query head.
       auto visit_head = [&](const Item& item, const Frame& f) {
-        const i32 row_line = item.row_tile % a.row_tiles_of_sequence;
+        const i32 row_line = item.row_tile % a.row_tiles_of_sequence;  // the first one of its piece
         const i32 base = item.row_tile + (f.h - item.f.h) * a.row_tiles_of_sequence;
         const i32 tile_key = item.key - own_first();
         const Head head{f.h, base, tile_key / kTileKeys,
