@@ -202,11 +202,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.scores = score_arguments(call);
   const bool maps = has_maps(p);
   a.even = !maps && !p.mask->trivial();
-  a.sorts_pieces = a.even && a.seq.cut() && a.seq.pieces <= kMostSortedPieces;
   // More heads beside each other, so that no long key tile is left to the end.
   // PERF (us): 12 causal documents, 2 x 8K, sorted 2 heads 591, 3 585, 4 586, 5 587, 8 617, not sorted 4 586, 8 598;
   // 32K 3940, 3980, 3990, 4050, 4150; 4090, 4050.
-  if (a.even && a.seq.cut()) a.last = min_of(max_of(a.last, a.sorts_pieces ? 3 : 4), a.heads);
+  if (a.even && a.seq.cut()) a.last = min_of(max_of(a.last, a.seq.sorted() ? 3 : 4), a.heads);
   if (maps) {
     a.key_map = call.tile_map(tile.rows, tile.keys, true, p.deterministic);
     if (p.deterministic) {

@@ -44,27 +44,18 @@ def masked(lengths: list[list[int]], other: Any) -> jali.Mask:
     return documents if other is None else other & documents
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("other", OTHERS)
-def test_masks(other: str, D: int, record_property) -> None:
+def test_masks(other: str, D: int, deterministic: bool, record_property) -> None:
+    """Deterministic: turns are counted by tiles of their own, too."""
     mask, cells = OTHERS[other]
     for n, lengths in enumerate(LENGTHS.values()):
         dtype = (torch.bfloat16, torch.float16)[n % 2]
         check_attention(masked(lengths, mask), visible_cells(lengths, cells), Hkv=4 // (1 + n % 2),
-                        D=D, dtype=dtype, seed=n, device="cuda")  # fmt: skip
+                        D=D, dtype=dtype, seed=n, device="cuda",
+                        deterministic=deterministic)  # fmt: skip
     record_property("cases", len(LENGTHS))
-
-
-@pytest.mark.parametrize("D", [64, 128, 256])
-@pytest.mark.parametrize("other", OTHERS)
-def test_masks_deterministically(other: str, D: int, record_property) -> None:
-    """Turns are counted by tiles of their own, too."""
-    mask, cells = OTHERS[other]
-    for n, lengths in enumerate((LENGTHS["tail"], LENGTHS["of each sequence"])):
-        check_attention(masked(lengths, mask), visible_cells(lengths, cells), Hkv=4 // (1 + n),
-                        D=D, dtype=torch.bfloat16, seed=n, device="cuda",
-                        deterministic=True)  # fmt: skip
-    record_property("cases", 2)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -115,7 +115,6 @@ struct BackwardArgs {
   i32 section = 1;                // heads whose q and dout stay in L2 together
   i32 last = 0;                   // heads_by_length()
   bool even = false;              // no key_map, for a mask of even leaves (mask/leaf.h, kEven)
-  bool sorts_pieces = false;      // even: key tiles of the last heads by warp_slot_by_length()
   // Of row_order(): what the first key tiles of all blocks need, and what the last ones add to. These
   // parts are taken one by one, since all wait for the last of them, others by row tiles.
   i32 first_parts = 0, last_parts = 0;

@@ -14,6 +14,9 @@ JALI_HD constexpr i64 offset(const Strides& s, i32 b, i32 h, i64 l) {
   return b * s.b + h * s.h + l * s.l;
 }
 
+/// Of warp_slot_by_length(): a lane each.
+constexpr i32 kMostSortedPieces = 32;
+
 /// Passed to kernels by value. Nothing of it was read on the host where it is a table.
 struct Sequences {
   i32 B = 1, Hq = 1;
@@ -30,6 +33,8 @@ struct Sequences {
   bool packed = false;
   JALI_HD bool varlen() const { return packed; }
   JALI_HD bool cut() const { return pieces > 0; }
+  /// Whether their tiles come by length (warp_slot_by_length), where a kernel asks for it.
+  JALI_HD bool sorted() const { return cut() && pieces <= kMostSortedPieces; }
 };
 
 /// Padded sequence b, or piece n of it; of packed tokens: b = 0, piece n, which is sequence n.
@@ -87,9 +92,6 @@ JALI_HD BoxPlace box_place(const Sequences& s, i32 b, i32 start, i32 length, i32
   return {kPackedEnd - length + token, start + length};
 }
 JALI_HD i32 box_end(const Sequences& s) { return s.varlen() ? kPackedEnd : 0; }  // coordinate 4
-
-/// Of warp_slot_by_length(): a lane each.
-constexpr i32 kMostSortedPieces = 32;
 
 #if defined(__CUDACC_RTC__)
 /// Work is handed out by a counter: [0] what was taken, [1] blocks done. One thread of each block says

@@ -371,7 +371,7 @@ struct BackwardTiles {
     item.section = at.section;
     item.h_kv = at.head - b * num_heads;
     i32 unit = at.unit;
-    if (kClassifies && a.sorts_pieces && at.head >= a.heads - a.last) {
+    if (kClassifies && s.sorted() && at.head >= a.key_order().in_order()) {
       const i32* const cuts = s.cu_k + b * s.cu_step;
       unit = cuda::warp_slot_by_length(cuts, s.pieces, a.key_tiles, unit, kTileKeys);
     }
