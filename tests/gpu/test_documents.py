@@ -21,6 +21,12 @@ OTHERS: dict[str, tuple[Any, Any]] = {
         jali.CausalMask() & jali.WindowMask.last(100), lambda p, j: (j <= p) & (p - 100 < j)
     ),
     "offset": (jali.WindowMask(None, 3, offset=-7), lambda p, j: j <= p - 4),
+    # More than consumers know of a row: with a map of tiles.
+    "many windows": (
+        jali.CausalMask() & jali.WindowMask.last(300) & jali.WindowMask.last(200)
+        & jali.WindowMask.last(400) & jali.WindowMask.last(500),
+        lambda p, j: (j <= p) & (p - 200 < j),
+    ),
 }  # fmt: skip
 L = 1100  # documents long enough on average for tiles of their own, in the backward, too
 # [B, documents]: tokens are left over, documents are empty, short, as long as tiles.

@@ -151,8 +151,9 @@ struct ForwardTiles {
       return f.b * a.lse_stride_b + f.h * a.lse_stride_h + i64{f.q_start + r} * a.lse_stride_l;
     }
   };
-  /// Row tile number `tile`, for a whole warp; behind the end of its sequence if row >= num_rows.
-  JALI_DEVICE static RowTile row_tile(const ForwardArgs& a, i32 tile) {
+  /// Row tile number `tile`, for a whole warp; behind the end of its sequence if row >= num_rows. slot: which it is
+  /// among its head's, also its line of the map.
+  JALI_DEVICE static RowTile row_tile(const ForwardArgs& a, i32 tile, i32& slot) {
     // The last rows come first: under a causal mask they are the longest.
     constexpr bool kMapped = cuda::has_map(kMask);
     const cuda::WorkOrder order{a.heads,
@@ -163,7 +164,8 @@ struct ForwardTiles {
                                 kMapped ? a.map.by_length : nullptr,
                                 a.last};
     const cuda::WorkOrder::Place at = order.place(tile);
-    const i32 head = at.head, slot = at.unit;
+    const i32 head = at.head;
+    slot = at.unit;
     const i32 b = head / a.seq.Hq;
     const cuda::TilePlace place = cuda::warp_tile(a.seq, b, head - b * a.seq.Hq, slot, kRows, true);
     return {place.f, place.first};
@@ -223,15 +225,14 @@ struct ForwardTiles {
     }
   }
 
-  /// The same by a map, if there is one. tile: where the row tile lies in shared memory.
+  /// The same by a map, if there is one. tile: where the row tile lies in shared memory; slot: of row_tile().
   template <class Visit>
-  JALI_DEVICE static void visit_tiles(const ForwardArgs& a, const M& mask, u32 tile, i32 lane,
-                                      Visit visit) {
+  JALI_DEVICE static void visit_tiles(const ForwardArgs& a, const M& mask, u32 tile, i32 slot,
+                                      i32 lane, Visit visit) {
     if constexpr (cuda::has_map(kMask)) {
       const RowTile t = RowTile::load(tile);
-      const i32 line = a.seq.varlen() ? cuda::first_slot(t.f.q_start, t.f.b, kRows) : 0;
       const i32 words = ceil_div(t.f.num_keys, 32 * kKeys);
-      cuda::for_each_word<true>(a.map.line(t.f, line + t.row / kRows), words,
+      cuda::for_each_word<true>(a.map.line(t.f, slot), words,
                                 [&](i32 word, u64 classes, bool, bool) {
                                   const u64 own = classes >> (31 - lane);
                                   visit(word * 32 + 31 - lane, own & 1, !(own >> 32 & 1));
@@ -256,8 +257,9 @@ struct ForwardTiles {
 #pragma unroll 1
     while (tile < a.num_tiles) {
       const u32 own = sm.tile(opened);
+      i32 slot;
       {
-        const RowTile t = row_tile(a, tile);
+        const RowTile t = row_tile(a, tile, slot);
         if (lane == 0) t.store(own);
         __syncwarp();
       }
@@ -296,7 +298,7 @@ struct ForwardTiles {
             any = true;
           }
         };
-        visit_tiles(a, mask, own, lane, visit);
+        visit_tiles(a, mask, own, slot, lane, visit);
       }
       write_empty(a, RowTile::load(own), any, lane);
       opened += any;
