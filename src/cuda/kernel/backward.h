@@ -76,6 +76,10 @@ struct BiasGradients {
 constexpr bool adds_to_scores(const ScoreOptions& options) {
   return (options.alibi || options.loads()) && !options.any_scale && !options.softcap;
 }
+/// Whether that is a bias of keys alone.
+constexpr bool adds_of_keys(const ScoreOptions& options) {
+  return adds_to_scores(options) && options.bias == BiasType::kNone && !options.alibi;
+}
 /// Whether products become scores by more than a positive factor.
 constexpr bool adjusts_products(const ScoreOptions& options) {
   return options.adjusts() && !adds_to_scores(options);

@@ -9,6 +9,9 @@ namespace jali::ptx {
 JALI_DEVICE void load_pair(u32 shared, float& x, float& y) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(shared) : "memory");
 }
+JALI_DEVICE void store_pair(u32 shared, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
 JALI_DEVICE void store_four(u32 shared, const float* x) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "f"(x[0]), "f"(x[1]),
                "f"(x[2]), "f"(x[3])

@@ -57,8 +57,7 @@ struct BackwardScores {
   static constexpr bool kAdds = cuda::adds_to_scores(kOptions);
   static constexpr bool kAdjusts = cuda::adjusts_products(kOptions);
   /// Whether a bias of keys is all that is added.
-  static constexpr bool kAddsKeys =
-      kAdds && kOptions.bias == cuda::BiasType::kNone && !kOptions.alibi;
+  static constexpr bool kAddsKeys = cuda::adds_of_keys(kOptions);
   /// Whether there is anything to do besides exponentials when the products are there.
   static constexpr bool kOn = kAdjusts || kOptions.dropout || kWanted.per_tile();
 

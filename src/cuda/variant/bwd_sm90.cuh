@@ -63,8 +63,9 @@ JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& 
          (options.bias == BiasType::kNone || (pairs && !beside)) &&
          !(narrow && (options.softcap || options.dropout || wanted.keys));
 }
-/// Shared memory for a bias over rows and keys. PERF: beside row tiles of 128 there is none.
+/// Shared memory for a bias over rows and keys, or of keys. PERF: for the first there is none beside row tiles of 128.
 JALI_HD constexpr i32 backward_bias_bytes(i32 D, i32 Dv, const ScoreOptions& options) {
+  if (adds_of_keys(options)) return 4 * 128;
   return options.bias_eights && (D > 64 || Dv > 64) ? 2 * 64 * 128 : 0;
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& options) {
@@ -123,14 +124,12 @@ struct Backward {
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;
   static constexpr bool kSplitsRows = kRows == 128;  // dQ among the warpgroups
   // S starts at what is added to scores; but a bias of keys is added to exponents, by the instruction that
-  // multiplies them (PERF: 5 % less time), and loaded a step ahead unless its gradient is wanted (2 % less;
-  // where it is, 2 % more).
+  // multiplies them (PERF: 5 % less time), from shared memory, where a warp puts that of its keys once a head.
   static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
-  static constexpr bool kKeysAhead = Scores::kAddsKeys && !kWanted.keys;
   static constexpr bool kMultipliesOnes = Tiles::kMultipliesOnes, kSends = Tiles::kSends;
   // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
-  static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kOn && !Scores::kAdds;
-  static_assert(!(kMultipliesOnes && kReadsEarly), "add_key_sums asks for the next note's flags");
+  static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kAdjusts &&
+                                      !kStartsAtAdded && !kOptions.dropout && !kWanted.per_tile();
   static_assert(tile::kStagedBytes <= 4096, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
@@ -154,7 +153,7 @@ struct Backward {
   // PERF: nor beside a bias over rows and keys, for which registers are too few. Without a mask there is nothing
   // to skip, but a full step is 2 % shorter: ptxas keeps an address that it computed anew.
   static constexpr bool kSkips =
-      !kWanted.per_tile() && kRows < kKeys && kOptions.bias == BiasType::kNone;
+      !kWanted.per_cell() && (!kWanted.keys || kMultipliesOnes) && kRows < kKeys && kOptions.bias == BiasType::kNone;
   // Then scores of hidden cells start at -infinity; not where a bias of keys comes later, which may be NaN. PERF: there
   // is less to do while dP is being multiplied than when weights are cleared: windows 2 % less time, with find_runs().
   static constexpr bool kStartsHidden = kSkips && !kCaps && !Scores::kAddsKeys;
@@ -194,7 +193,6 @@ struct Backward {
     float key_sums[4] = {0, 0, 0, 0};
     tile::Dropped dropped;
     typename Scores::Added added;  // to the scores of the row tile that comes next
-    float of_keys[2];              // kAddsKeys: to exponents, of this thread's keys
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
     JALI_DEVICE float (&dq())[32] { return reinterpret_cast<float (&)[32]>(s); }
 
@@ -228,7 +226,7 @@ struct Backward {
       add_if(to + 8, key_sums[2], adds & at.key + 8 < at.f.num_keys);
       for (float& x : key_sums) x = 0;
     }
-    static constexpr bool kPrepares = kStartsAtAdded || kKeysAhead || kOptions.dropout;
+    static constexpr bool kPrepares = kStartsAtAdded || kOptions.dropout;
     static constexpr bool kLooksAhead = kOptions.dropout;  // PERF: others have no register for it
     /// What is known early of the row tile that comes next. PERF: memory answers late.
     struct Next {
@@ -245,15 +243,24 @@ struct Backward {
       next.at.row += row;
       next.at.f.h = h;
       if constexpr (kStartsAtAdded) added.load(a, next.at, opaque(lane));
-      if constexpr (kKeysAhead) load_of_keys(next.at);
       if constexpr (kOptions.dropout) dropped.draw(next.seed, next.at);
     }
-    JALI_DEVICE void load_of_keys(const tile::CellPlace& at) {
-      Scores::load_of_keys(of_keys, {a.scores, at.f}, at);
-      for (float& added : of_keys) added *= kLog2E;
+    /// kAddsKeys: what is added to exponents of this thread's two keys, in shared memory.
+    JALI_DEVICE u32 of_keys() const {
+      return sm.rest() + kBiasAt + first_key() * 4 + opaque(lane) / 4 * 8;
+    }
+    /// That of the head that the block is at.
+    JALI_DEVICE void load_of_keys() {
+      const tile::CellPlace at = place();
+      float added[2];
+      Scores::load_of_keys(added, {a.scores, at.f}, at);
+      __syncwarp();
+      store_pair(of_keys(), added[0] * kLog2E, added[1] * kLog2E);
+      __syncwarp();
     }
     /// The row tile that the block is at.
     JALI_DEVICE void prepare() {
+      if constexpr (Scores::kAddsKeys) load_of_keys();
       if constexpr (kStagesBias) {
         copy_bias(steps(), true);
       } else if constexpr (kPrepares) {
@@ -280,14 +287,15 @@ struct Backward {
       // PERF: beside the MMAs; what others look up comes later.
       constexpr bool kLooks = kHides && !kSkips;
       if constexpr (kLooks && !Tiles::kFinds) look_up(hiding);
-      if constexpr (Scores::kAddsKeys && !kKeysAhead) load_of_keys(place());
+      float added[2];
+      if constexpr (Scores::kAddsKeys) load_pair(of_keys(), added[0], added[1]);
       wgmma_wait<1>();
       tie(s);
       const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;
 #pragma unroll
       for (i32 n = 0; n < kRows / 2; ++n) {
         const float x =
-            Scores::kAddsKeys ? __fmaf_rn(s[n], factor, of_keys[n / 2 % 2]) : s[n] * factor;
+            Scores::kAddsKeys ? __fmaf_rn(s[n], factor, added[n / 2 % 2]) : s[n] * factor;
         s[n] = kCaps ? tanh_fast(x) : exp2_fast(x);
       }
       // PERF: ptxas would wait for dP before all of them.
@@ -506,6 +514,9 @@ struct Backward {
         number = early[1];
         i32 row, h;
         if (!more) Tiles::next_note(sm, steps(), flags, number, turn, row, h);
+      }
+      if constexpr (Scores::kAddsKeys) {
+        if (a.seq.group > 1 && !(flags & (Tiles::kFirst | Tiles::kEnd))) load_of_keys();
       }
     }
     JALI_DEVICE void step_partial() {
