@@ -30,6 +30,7 @@ BiasGradients bias_gradients(const AttentionProblem& p, const BackwardViews& gra
     const bool alone = (d.stride_b != 0 || p.B == 1) && d.head_div == 1;
     wanted.cells = !alone                   ? CellGradient::kAdd
                    : d.dtype == DType::kF32 ? CellGradient::kFloat
+                   : in_groups(d, 4)        ? CellGradient::kFours
                    : in_groups(d, 2)        ? CellGradient::kPairs
                                             : CellGradient::kHalf;
   }

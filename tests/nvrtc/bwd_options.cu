@@ -20,7 +20,7 @@ BACKWARD_OPTIONS(Backward, bias_pairs, BF16, 128, 128, leaf::Causal, false,
                  (.bias = BiasType::kHalf, .bias_pairs = true), (.cells = CellGradient::kPairs))
 BACKWARD_OPTIONS(Backward, bias_eights, FP16, 128, 128, Streaming, false,
                  (.bias = BiasType::kHalf, .bias_pairs = true, .bias_eights = true),
-                 (.cells = CellGradient::kPairs))
+                 (.cells = CellGradient::kFours))
 BACKWARD_OPTIONS(Backward, bias_pairs_64, FP16, 64, 64, Streaming, false,
                  (.bias = BiasType::kHalf, .bias_pairs = true), (.cells = CellGradient::kPairs))
 BACKWARD_OPTIONS(BackwardWide, bias, BF16, 128, 128, leaf::Causal, false, (.bias = BiasType::kHalf),

@@ -56,15 +56,18 @@ JALI_HD constexpr i32 backward_row_stages(i32 bytes) {
 constexpr i32 kStatisticBytes = 384, kStatisticMatrixBytes = 1024;
 
 /// How the gradient of a bias over rows and keys leaves the main kernel. kHalf, kFloat: every cell
-/// has one (sequence, query head), which stores it in that dtype (kHalf: q's; kPairs: keys 2 n and
-/// 2 n + 1 of a row as one word of two). kAdd: several add.
-enum class CellGradient : u8 { kNone, kHalf, kPairs, kFloat, kAdd };
+/// has one (sequence, query head), which stores it in that dtype (kHalf: q's; kPairs, kFours: two or four
+/// neighbouring keys of a row at once). kAdd: several add.
+enum class CellGradient : u8 { kNone, kHalf, kPairs, kFours, kFloat, kAdd };
 /// The gradients of biases that a kernel is compiled for.
 struct BiasGradients {
   CellGradient cells = CellGradient::kNone;
   bool keys = false;  // sums over rows
   bool rows = false;  // sums over keys
 
+  constexpr bool in_words() const {
+    return cells == CellGradient::kPairs || cells == CellGradient::kFours;
+  }
   constexpr bool per_cell() const { return cells != CellGradient::kNone; }
   /// Whether the main kernel has to do with it.
   constexpr bool per_tile() const { return per_cell() || keys; }

@@ -51,14 +51,14 @@ JALI_HD constexpr bool caps_products(const ScoreOptions& options) {
   return options.softcap && !options.any_scale && !options.alibi && !options.loads();
 }
 /// PERF: what would spill is for bwd_sm90_wide.cuh: what else is done to products; a bias over rows and
-/// keys that is not loaded and its gradient not stored in pairs, or beside others; with row tiles of
+/// keys that is not loaded and its gradient not stored in words, or beside others; with row tiles of
 /// 128, all but additions.
 JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& options,
                                              const BiasGradients& wanted) {
   const bool narrow = D <= 64 && Dv <= 64;
   const bool beside = options.key_bias != BiasType::kNone || options.alibi || options.dropout;
   const bool pairs = options.bias_pairs &&
-                     (wanted.cells == CellGradient::kNone || wanted.cells == CellGradient::kPairs);
+                     (wanted.cells == CellGradient::kNone || wanted.in_words());
   return (!adjusts_products(options) || caps_products(options)) &&
          (options.bias == BiasType::kNone || (pairs && !beside)) &&
          !(narrow && (options.softcap || options.dropout || wanted.keys));
