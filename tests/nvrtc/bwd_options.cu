@@ -23,6 +23,15 @@ BACKWARD_OPTIONS(Backward, bias_eights, FP16, 128, 128, Streaming, false,
                  (.cells = CellGradient::kFours))
 BACKWARD_OPTIONS(Backward, bias_pairs_64, FP16, 64, 64, Streaming, false,
                  (.bias = BiasType::kHalf, .bias_pairs = true), (.cells = CellGradient::kPairs))
+BACKWARD_OPTIONS(Backward, bias_eights_64, BF16, 64, 64, leaf::Causal, false,
+                 (.bias = BiasType::kHalf, .bias_pairs = true, .bias_eights = true),
+                 (.cells = CellGradient::kFours))
+BACKWARD_OPTIONS(Backward, softcap_dropout_64, BF16, 64, 64, Documents, false,
+                 (.softcap = true, .dropout = true), ())
+BACKWARD_OPTIONS(Backward, key_bias_64, BF16, 64, 64, Documents, false,
+                 (.key_bias = BiasType::kHalf), (.keys = true))
+BACKWARD_OPTIONS(Backward, key_bias_full, BF16, 128, 128, NoMask, false,
+                 (.key_bias = BiasType::kHalf), (.keys = true))
 BACKWARD_OPTIONS(BackwardWide, bias, BF16, 128, 128, leaf::Causal, false, (.bias = BiasType::kHalf),
                  (.cells = CellGradient::kHalf))
 BACKWARD_OPTIONS(BackwardWide, softcap_bias_64, FP16, 64, 64, Streaming, true,

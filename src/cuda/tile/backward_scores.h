@@ -278,11 +278,12 @@ struct BackwardScores {
                                i32 lane) {
     constexpr bool kFours = kWanted.cells == cuda::CellGradient::kFours;
     if constexpr (kFours || kWanted.cells == cuda::CellGradient::kPairs) {
-      // PERF: transposed back, so that lanes store rows; a quad's four keys a lane fill a sector at once, of which
-      // stores of pairs write halves: D 128 H16 8K 3,531 to 3,288 us (H100).
+      // PERF: transposed back, so that lanes store rows. A warp's 16 keys of a row are a sector, which fours fill at
+      // once, of pairs each store a half: D 128 H16 8K 3,288 us, by pairs 3,531; by eights 3,340 (H100).
       const cuda::CellTable& t = a.dbias;
       const i32 row = at.row - 2 * (lane & 3) + (lane >> 2);
-      const i32 key = at.key - (lane >> 2) + (kFours ? 2 * (lane & 2) + 8 * (lane & 1) : 2 * (lane & 3));
+      const i32 key =
+          at.key - (lane >> 2) + (kFours ? 2 * (lane & 2) + 8 * (lane & 1) : 2 * (lane & 3));
       const i32 rows = min_of(at.f.num_rows, t.rows) - row;
       const i32 keys = min_of(at.f.num_keys, t.keys) - key;
       u16* const first = static_cast<u16*>(t.data) + at.f.b * t.stride_b +

@@ -68,10 +68,6 @@ struct BackwardTiles {
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
   static constexpr bool kClassifies = kMasked && !kOrdered && !kForcesMap && !any_leaf<IsUneven, M>;
   static constexpr bool kMapped = kMasked && !kClassifies;
-  // Sums over rows for the gradient of a bias of keys come from the tensor cores, in tiles of 128 keys. PERF: but
-  // beside a mask turns leave no register for them.
-  static constexpr bool kMultipliesOnes = kWanted.keys && kKeys == 128 && !(kOrdered && kMasked);
-  static_assert(!kPair || !kMultipliesOnes);
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
   // blocks what consumers have added (Turns), unless consumers do so themselves; then kFinders that
   // look up cells, where consumers cannot tell them by key.
@@ -80,6 +76,11 @@ struct BackwardTiles {
   static constexpr bool kRuns = kMasked && seen_in_one_run<M>;
   static constexpr bool kFinds =
       kMasked && !kRuns && (M::kColsReadTables || M::kRowsReadTables || !IsLightByKey<M>);
+  // Sums over rows for the gradient of a bias of keys come from the tensor cores, in tiles of 128 keys. PERF: but
+  // beside a mask turns leave no register for them, nor beside finders row tiles of 128.
+  static constexpr bool kMultipliesOnes =
+      kWanted.keys && kKeys == 128 && !(kOrdered && kMasked) && !(kFinds && kRows == 128);
+  static_assert(!kPair || !kMultipliesOnes);
   // PERF: tiles of 64 keys are looked up by one: 12 causal documents of 8K, D256 770, with two 720 us.
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
   // PERF: not turns of blocks alone with tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09; of pairs 5.65, else 6.82.

@@ -10,9 +10,9 @@ class BackwardSm90 final : public BackwardSm90Launch {
   const char* kernel() const override { return "Backward"; }
   const char* file() const override { return "bwd_sm90"; }
   bool fits_dims(i32 D, i32 Dv) const override { return backward_fits(D, Dv); }
-  bool fits_options(i32 D, i32 Dv, const ScoreOptions& options, const BiasGradients& wanted,
+  bool fits_options(i32, i32, const ScoreOptions& options, const BiasGradients& wanted,
                     bool) const override {
-    return backward_fits_options(D, Dv, options, wanted);
+    return backward_fits_options(options, wanted);
   }
   BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options) const override {
     return backward_tile(D, Dv, options);

@@ -18,18 +18,20 @@
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
 //           both warpgroups' keys meet in dQ = dS K, one step late: 64 x 64 of it a warpgroup, in
-//           columns (kRows 64) or rows (kRows 128), added to dq_sum by the copy engine; if kOrdered,
-//           in the order of the key tiles, by a counter per row tile.
+//           columns (kRows 64; at D 64 32 of them) or rows (kRows 128), added to dq_sum by the copy engine;
+//           if kOrdered, in the order of the key tiles, by a counter per row tile.
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
 // Options   what is added to scores is what S' starts at (else: kStartsAtAdded), loaded beside dK of the
 //           step before, as dropout is drawn there; a bias over rows and keys, if it can be copied eight keys at a time,
-//           a warp copies for itself, as soon as it has used that of the row tile before; softcap's slopes
+//           a warp copies for itself, as soon as it has used that of the row tile before; a bias of keys it
+//           brings to shared memory once a head, from where exponents add it; softcap's slopes
 //           go into P as soon as that is rounded. What each costs: docs/performance.md.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ, by way of whose place dk and dv go, too; statistics
 //           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
-//           tiles, 4 KB each; a bias over rows and keys, [8 warps][rows][16 keys]; notes; ones, by which
-//           dS is multiplied for the gradient of a bias of keys. 222 KB at D 128, with a bias 226.
+//           tiles, 4 KB each; a bias over rows and keys, [8 warps][rows][16 keys], or of keys, [8 warps][8][2],
+//           keys n and n + 8 side by side; notes; ones, by which dS is multiplied for the gradient of a bias of
+//           keys. 222 KB at D 128, with a bias 226.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
@@ -51,32 +53,33 @@ JALI_HD constexpr bool caps_products(const ScoreOptions& options) {
   return options.softcap && !options.any_scale && !options.alibi && !options.loads();
 }
 /// PERF: what would spill is for bwd_sm90_wide.cuh: what else is done to products; a bias over rows and
-/// keys that is not loaded and its gradient not stored in words, or beside others; with row tiles of
-/// 128, all but additions.
-JALI_HD constexpr bool backward_fits_options(i32 D, i32 Dv, const ScoreOptions& options,
+/// keys that is not loaded and its gradient not stored in words, or beside others.
+JALI_HD constexpr bool backward_fits_options(const ScoreOptions& options,
                                              const BiasGradients& wanted) {
-  const bool narrow = D <= 64 && Dv <= 64;
   const bool beside = options.key_bias != BiasType::kNone || options.alibi || options.dropout;
-  const bool pairs = options.bias_pairs &&
-                     (wanted.cells == CellGradient::kNone || wanted.in_words());
+  const bool pairs =
+      options.bias_pairs && (wanted.cells == CellGradient::kNone || wanted.in_words());
   return (!adjusts_products(options) || caps_products(options)) &&
-         (options.bias == BiasType::kNone || (pairs && !beside)) &&
-         !(narrow && (options.softcap || options.dropout || wanted.keys));
+         (options.bias == BiasType::kNone || (pairs && !beside));
 }
-/// Shared memory for a bias over rows and keys, or of keys. PERF: for the first there is none beside row tiles of 128.
-JALI_HD constexpr i32 backward_bias_bytes(i32 D, i32 Dv, const ScoreOptions& options) {
-  if (adds_of_keys(options)) return 4 * 128;
-  return options.bias_eights && (D > 64 || Dv > 64) ? 2 * 64 * 128 : 0;
+/// Rows of a row tile: at D 64 128, unless options leave no registers for them. PERF (D 64 H32 8K, us): 2,376 with
+/// 128, 3,058 with 64; there softcap 3,510, dropout 3,780, in tiles of 64 keys (bwd_sm90_wide) 5,450 and 5,380.
+JALI_HD constexpr i32 backward_rows(i32 D, i32 Dv, const ScoreOptions& options) {
+  const bool many = options.softcap || options.dropout || options.bias != BiasType::kNone;
+  return D <= 64 && Dv <= 64 && !many ? 128 : 64;
+}
+/// Shared memory for a bias over rows and keys, or of keys.
+JALI_HD constexpr i32 backward_bias_bytes(const ScoreOptions& options) {
+  return adds_of_keys(options) ? 4 * 128 : options.bias_eights ? 2 * 64 * 128 : 0;
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& options) {
-  const bool narrow = D <= 64 && Dv <= 64;
-  const i32 keys = 128, rows = narrow ? 128 : 64;
+  const i32 keys = 128, rows = backward_rows(D, Dv, options);
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
-  const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)      // K, V; Q, dO
-                    + 2 * 2 * rows * keys + 4 * rows * dim     // dS, dQ
-                    + (narrow ? 64 * rows + 1024 : 16 * rows)  // statistics; ones
+  const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)           // K, V; Q, dO
+                    + 2 * 2 * rows * keys + 4 * rows * dim          // dS, dQ
+                    + (rows == 128 ? 64 * rows + 1024 : 16 * rows)  // statistics; ones
                     + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes +
-                    backward_bias_bytes(D, Dv, options);
+                    backward_bias_bytes(options);
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, keys, rows * dim, stages, shared, 384, 40, 232};
@@ -104,9 +107,8 @@ struct Backward {
   static constexpr bool kMatrices = kRows == 128 && !kOptions.adjusts() && !kOptions.dropout;
   static constexpr i32 kBiasAt = 2 * kDsBytes + kTile.dq_floats * 4;
   using Tiles =
-      tile::BackwardTiles<T, kD, kDv, kRows, kKeys,
-                          kBiasAt + backward_bias_bytes(kD, kDv, kOptions), kTile.row_stages, M,
-                          kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
+      tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kBiasAt + backward_bias_bytes(kOptions),
+                          kTile.row_stages, M, kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
   static constexpr bool kStagesBias = Tiles::kStagesBias;
   using Rows = typename Tiles::Rows;
   using Turns = typename Tiles::Turns;
@@ -119,10 +121,13 @@ struct Backward {
   static_assert(kMatrices || kRows == 64 ? Tiles::kSharedBytes == kTile.shared_bytes
                                          : Tiles::kSharedBytes < kTile.shared_bytes,
                 "the host's is for matrices where row tiles are of 128");
-  static_assert(backward_fits(kD, kDv), "dQ is 64 x 64 a warpgroup");
-  static_assert(backward_fits_options(kD, kDv, kOptions, kWanted));
+  static_assert(backward_fits(kD, kDv), "dQ is 64 x 64 a warpgroup at most");
+  static_assert(!kOptions.dropout || kRows == 64, "tile::Dropped is of 64 rows");
+  static_assert(backward_fits_options(kOptions, kWanted));
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;
-  static constexpr bool kSplitsRows = kRows == 128;  // dQ among the warpgroups
+  static constexpr bool kSplitsRows = kRows == 128;                 // dQ among the warpgroups
+  static constexpr i32 kDqCols = kSplitsRows || kD > 64 ? 64 : 32;  // of a warpgroup
+  static constexpr i32 kDqBytes = kDqCols * 64;                     // of a warp
   // S starts at what is added to scores; but a bias of keys is added to exponents, by the instruction that
   // multiplies them (PERF: 5 % less time), from shared memory, where a warp puts that of its keys once a head.
   static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
@@ -130,7 +135,7 @@ struct Backward {
   // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
   static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kAdjusts &&
                                       !kStartsAtAdded && !kOptions.dropout && !kWanted.per_tile();
-  static_assert(tile::kStagedBytes <= 4096, "dk and dv go by way of a warp's dQ");
+  static_assert(tile::kStagedBytes <= kDqBytes, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
 
@@ -138,7 +143,7 @@ struct Backward {
     return sm.rest() + buffer * kDsBytes;
   }
   JALI_DEVICE static u32 dq_buffer(const Shared& sm, i32 warp) {
-    return sm.rest() + 2 * kDsBytes + warp * 4096;
+    return sm.rest() + 2 * kDsBytes + warp * kDqBytes;
   }
   JALI_DEVICE static typename Scores::StagedBias bias(const Shared& sm, i32 warp) {
     return {sm.rest() + kBiasAt + warp * Scores::StagedBias::kBytes};
@@ -148,12 +153,14 @@ struct Backward {
 
   /// What a warpgroup's keys see of a row tile.
   enum class Sees : u8 { kAll, kSome, kNothing };
-  // Nothing is multiplied for a warpgroup whose keys see nothing of a partial tile. Not where gradients
-  // of cells are stored; nor where row tiles are as long as key tiles: diagonals seldom leave such halves.
+  // Nothing is multiplied for a warpgroup whose keys see nothing of a partial tile. Not where gradients of cells
+  // are stored, or summed up by consumers; nor where row tiles are as long as key tiles: diagonals seldom leave such
+  // halves.
   // PERF: nor beside a bias over rows and keys, for which registers are too few. Without a mask there is nothing
   // to skip, but a full step is 2 % shorter: ptxas keeps an address that it computed anew.
+  static constexpr bool kSums = kWanted.keys && !(kMultipliesOnes && Scores::kAddsKeys);
   static constexpr bool kSkips =
-      !kWanted.per_cell() && (!kWanted.keys || kMultipliesOnes) && kRows < kKeys && kOptions.bias == BiasType::kNone;
+      !kWanted.per_cell() && !kSums && kRows < kKeys && kOptions.bias == BiasType::kNone;
   // Then scores of hidden cells start at -infinity; not where a bias of keys comes later, which may be NaN. PERF: there
   // is less to do while dP is being multiplied than when weights are cleared: windows 2 % less time, with find_runs().
   static constexpr bool kStartsHidden = kSkips && !kCaps && !Scores::kAddsKeys;
@@ -161,10 +168,12 @@ struct Backward {
   /// Begins to add what a consumer warp, of the second warpgroup or not, has staged, if `condition`.
   JALI_DEVICE static void add_dq(const BackwardArgs& a, const Shared& sm, i32 number, i32 warp,
                                  bool second, bool condition) {
-    constexpr i32 kOddBlocks = (kD % 64 ? kD % 64 : 64) / 8;  // of 8 columns, in the last half
-    const u32 bytes = (kSplitsRows || second ? kOddBlocks : 8) * 512;
-    add_bulk_if(a.dq_sum + i64(number) * kTile.dq_floats + warp * 1024, dq_buffer(sm, warp), bytes,
-                condition);
+    // Blocks of 8 columns: of the first warpgroup, or of both alike, and of the second one.
+    constexpr i32 kBlocks = min_of(kD, kSplitsRows ? 64 : kDqCols) / 8;
+    constexpr i32 kOthers = kSplitsRows ? kBlocks : max_of(kD / 8 - kBlocks, 0);
+    const i32 place = kDqCols == 64 ? warp * 1024 : warp % 4 * 1024 + warp / 4 * 512;
+    add_bulk_if(a.dq_sum + i64(number) * kTile.dq_floats + place, dq_buffer(sm, warp),
+                (second ? kOthers : kBlocks) * 512, condition & (kOthers > 0 | !second));
     bulk_commit();
   }
 
@@ -194,19 +203,23 @@ struct Backward {
     tile::Dropped dropped;
     typename Scores::Added added;  // to the scores of the row tile that comes next
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
-    JALI_DEVICE float (&dq())[32] { return reinterpret_cast<float (&)[32]>(s); }
+    JALI_DEVICE float (&dq()) [kDqCols / 2] { return reinterpret_cast<float (&)[kDqCols / 2]>(s); }
 
     // PERF: one register for both.
-    JALI_DEVICE u32 steps() const { return counts >> 2; }
+    JALI_DEVICE u32 steps() const {
+      return counts >> 2;
+    }
     JALI_DEVICE u32 items() const { return counts & 3; }
     /// This warpgroup's part of dQ = dS K.
     JALI_DEVICE void multiply_dq(u32 buffer) {
       const u32 x = descriptor(ds_buffer(sm, buffer) + (kSplitsRows ? wg() * kKHalf : 0), 16);
-      const u32 k = descriptor(sm.k() + (kSplitsRows ? 0 : wg() * kKHalf), 16);
+      // 32 columns are half a line of the swizzle, which goes by the address.
+      constexpr i32 kColumns = kSplitsRows ? 0 : kDqCols == 64 ? kKHalf : 64;
+      const u32 k = descriptor(sm.k() + wg() * kColumns, 16);
 #pragma unroll
       for (i32 t = 0; t < kKeys / 16; ++t) {
-        Wgmma<T, 64, true>::template ss<true>(dq(), x + t * (2048 / 16), k + t * (2048 / 16),
-                                              t > 0);
+        Wgmma<T, kDqCols, true>::template ss<true>(dq(), x + t * (2048 / 16), k + t * (2048 / 16),
+                                                   t > 0);
       }
     }
 
@@ -371,7 +384,7 @@ struct Backward {
     JALI_DEVICE void send_dq(u32 buffer, bool due, u32 n, i32 section, i32 turns) {
       barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
       Turns::await_place(sm, n);
-      Turns::stage_dq(dq_buffer(sm, warp), dq(), lane);
+      Turns::template stage_dq<kDqCols>(dq_buffer(sm, warp), dq(), lane);
       if constexpr (kSends) {
         Turns::hand_over_dq(sm, last_number, last_turn, section, due);
       } else {
