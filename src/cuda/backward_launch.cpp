@@ -40,8 +40,9 @@ i64 rows_of_key(const AttentionProblem& p, i64 rows, i64 keys) {
 /// 10130 (* 8600), causal 5210, 5020, 5170, 4870, 4940, 5010 (* 4310); of 8K: 2610, 2500, 2620, 2430, 2420, 2450; 8
 /// groups of 4 heads of 16K, causal: 14090, 11930, 11420, 10640, 10600, 10140 (* 8810); windows of 1024, 32K: 1530,
 /// 1740, 1770, 1820, 1820, 1830, 2 x 8K: 800, 780, 780, 810, 840, 880. With looser turns, of 3, 4, 6, 9 heads: 12 causal
-/// documents of 32K by ids 5900, 5700, 5750, 5840 (in tiles of their own not tried; of 4 heads 4500). By pairs of
-/// blocks, of which there are half as many, 16 x 8 heads of 1K, D192 causal, of 5 and 9 heads: 525, 584.
+/// documents of 32K by ids 5900, 5700, 5750, 5840; in tiles of their own of 1 to 4 heads 7620, 5350, 4900, 4440, not
+/// causal 8720, 7920, 7800, 8690, 2 x 8K causal of 1, 2, 3, 8 heads 1614, 1397, 1177, 770. By pairs of blocks, of which
+/// there are half as many, 16 x 8 heads of 1K, D192 causal, of 5 and 9 heads: 525, 584.
 i32 section(const AttentionProblem& p, i64 rows, i64 keys, i32 heads, i32 clusters) {
   constexpr i64 kBytes = 8 << 20, kCached = 48 << 20, kBehindOthers = 144 << 20;
   const i64 per_query_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv), 1);

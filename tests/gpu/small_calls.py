@@ -81,6 +81,9 @@ def calls() -> dict[str, Callable[[], None]]:
             found[f"{name} D{D}"] = of(f"{name} D{D}", D, mask)
     for name, (mask, options) in of_d128.items():
         found[name] = of(name, 128, mask, options)
+    for name in ("softcap", "dropout", "key_bias, sinks", "bias"):
+        mask, options = of_d128[name]
+        found[f"{name} D64"] = of(f"{name} D64", 64, mask, options)
     # In tiles of their own.
     packed_documents = causal & jali.DocumentMask.from_lengths([300, 0])
     name = "packed documents"
