@@ -65,6 +65,7 @@ struct BiasGradients {
   bool keys = false;  // sums over rows
   bool rows = false;  // sums over keys
 
+  /// Whether several keys of a row leave at once.
   constexpr bool in_words() const {
     return cells == CellGradient::kPairs || cells == CellGradient::kFours;
   }

@@ -132,7 +132,7 @@ struct Backward {
   // multiplies them (PERF: 5 % less time), from shared memory, where a warp puts that of its keys once a head.
   static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
   static constexpr bool kMultipliesOnes = Tiles::kMultipliesOnes, kSends = Tiles::kSends;
-  // Notes are read a step early. PERF: D 64 is slower so; turns and options leave too few registers.
+  // Notes are read a step early. PERF: D 64 is slower so; turns and other options leave too few registers.
   static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kAdjusts &&
                                       !kStartsAtAdded && !kOptions.dropout && !kWanted.per_tile();
   static_assert(tile::kStagedBytes <= kDqBytes, "dk and dv go by way of a warp's dQ");
