@@ -3,7 +3,7 @@
 Each build has a process of its own with the Python package of this checkout; calls are timed in
 turns, in random order, since the card is bound by power and two runs behind each other differ by
 8 %. Prints medians in us, their ratio to the first build's, and minima. Cases are those of
-`./dev bench gpu`: dense, masks, FlexAttention's ("flex Longformer"), options ("option ALiBi",
+`./dev bench gpu`: dense, masks, FlexAttention's ("flex Longformer"), options ("option ALiBi, d64",
 "option none").
 """
 
@@ -44,9 +44,10 @@ def make_calls(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], 
     makers |= {name: maker(p, mask) for name, p, mask, _ in gpu.sparse_cases()}
     for name, mask, _ in gpu.flex_cases():
         makers[f"flex {name}"] = maker(gpu.FLEX_PROBLEM, mask)
-    makers["option none"] = maker(gpu_costs.OPTIONS_PROBLEM, None)
-    for name, make, *_ in gpu_costs.with_options():
-        makers[f"option {name}"] = maker(gpu_costs.OPTIONS_PROBLEM, None, make)
+    for shape, problem in gpu_costs.OPTIONS_PROBLEMS.items():
+        makers[f"option none, {shape}"] = maker(problem, None)
+        for name, make, *_ in gpu_costs.with_options(problem):
+            makers[f"option {name}, {shape}"] = maker(problem, None, make)
     return {n: m for n, m in makers.items() if any(w in n for w in args.only or [""])}
 
 

@@ -36,12 +36,17 @@ BYTES_PER_SECOND = 4.0e12
 
 
 #: What options are timed with.
-OPTIONS_PROBLEM = Problem(1, 16, 16, 8192, 128, 128)
+OPTIONS_PROBLEMS = {
+    "d128 H16 8K": Problem(1, 16, 16, 8192, 128, 128),
+    "d64 H32 8K": Problem(1, 32, 32, 8192, 64, 64),
+}
 
 
-def with_options() -> list[tuple[str, Callable[[], dict[str, Any]], float, float]]:
+def with_options(
+    problem: Problem,
+) -> list[tuple[str, Callable[[], dict[str, Any]], float, float]]:
     """name, what makes the keywords, bytes that a forward and a backward read and write for it."""
-    heads, length = OPTIONS_PROBLEM.Hq, OPTIONS_PROBLEM.L
+    heads, length = problem.Hq, problem.L
 
     def made(*shape: int) -> Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
@@ -67,9 +72,14 @@ def with_options() -> list[tuple[str, Callable[[], dict[str, Any]], float, float
 
 def options(report: Report, rounds: int) -> None:
     """Time of dense attention with an option against the same without."""
-    problem = OPTIONS_PROBLEM
-    print(f"\nOptions, d128 H16 8K, bf16: time against attention without; {rounds} rounds")
-    for name, make, *traffic in with_options():
+    for shape, problem in OPTIONS_PROBLEMS.items():
+        print(f"\nOptions, {shape}, bf16: time against attention without; {rounds} rounds")
+        options_of(report, rounds, shape, problem)
+
+
+def options_of(report: Report, rounds: int, shape: str, problem: Problem) -> None:
+    """The same of one shape."""
+    for name, make, *traffic in with_options(problem):
         keywords = make()
         line = f"  {name:26}"
         for backward in (False, True):
@@ -81,8 +91,9 @@ def options(report: Report, rounds: int) -> None:
             value = (seconds["own"] - free) / seconds["plain"]
             section = "options, backward" if backward else "options, forward"
             result = report.add(
-                Result(section, name, value, "x dense", 1.10, at_most=True, detail=seconds)
-            )
+                Result(section, f"{name}, {shape}", value, "x dense", 1.10, at_most=True,
+                       detail=seconds)
+            )  # fmt: skip
             line += f"{section[9:]:>10} {seconds['own'] / seconds['plain']:6.3f}"
             line += f" {result.mark()}" + (f" ({value:.3f} less its traffic)" if free else "")
         print(line, flush=True)
