@@ -203,12 +203,11 @@ struct Backward {
     tile::Dropped dropped;
     typename Scores::Added added;  // to the scores of the row tile that comes next
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
-    JALI_DEVICE float (&dq()) [kDqCols / 2] { return reinterpret_cast<float (&)[kDqCols / 2]>(s); }
+    using Dq = float[kDqCols / 2];
+    JALI_DEVICE Dq& dq() { return reinterpret_cast<Dq&>(s); }
 
     // PERF: one register for both.
-    JALI_DEVICE u32 steps() const {
-      return counts >> 2;
-    }
+    JALI_DEVICE u32 steps() const { return counts >> 2; }
     JALI_DEVICE u32 items() const { return counts & 3; }
     /// This warpgroup's part of dQ = dS K.
     JALI_DEVICE void multiply_dq(u32 buffer) {
@@ -265,10 +264,10 @@ struct Backward {
     /// That of the head that the block is at.
     JALI_DEVICE void load_of_keys() {
       const tile::CellPlace at = place();
-      float added[2];
-      Scores::load_of_keys(added, {a.scores, at.f}, at);
+      float of_key[2];
+      Scores::load_of_keys(of_key, {a.scores, at.f}, at);
       __syncwarp();
-      store_pair(of_keys(), added[0] * kLog2E, added[1] * kLog2E);
+      store_pair(of_keys(), of_key[0] * kLog2E, of_key[1] * kLog2E);
       __syncwarp();
     }
     /// The row tile that the block is at.
@@ -300,15 +299,15 @@ struct Backward {
       // PERF: beside the MMAs; what others look up comes later.
       constexpr bool kLooks = kHides && !kSkips;
       if constexpr (kLooks && !Tiles::kFinds) look_up(hiding);
-      float added[2];
-      if constexpr (Scores::kAddsKeys) load_pair(of_keys(), added[0], added[1]);
+      float of_key[2];
+      if constexpr (Scores::kAddsKeys) load_pair(of_keys(), of_key[0], of_key[1]);
       wgmma_wait<1>();
       tie(s);
       const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;
 #pragma unroll
       for (i32 n = 0; n < kRows / 2; ++n) {
         const float x =
-            Scores::kAddsKeys ? __fmaf_rn(s[n], factor, added[n / 2 % 2]) : s[n] * factor;
+            Scores::kAddsKeys ? __fmaf_rn(s[n], factor, of_key[n / 2 % 2]) : s[n] * factor;
         s[n] = kCaps ? tanh_fast(x) : exp2_fast(x);
       }
       // PERF: ptxas would wait for dP before all of them.
