@@ -160,7 +160,7 @@ struct BackwardTiles {
     // knows that the row tiles are prepared. PERF: an address in a register of its own would spill.
     JALI_DEVICE u32 next() const { return base + kNotes + sizeof(Notes); }
     JALI_DEVICE u32 ready_section() const { return next() + 4; }
-    // For Turns::tell_others: section, turn; for Turns::send_sums: row tile, turn, section.
+    // For Turns::tell_others: section, turn; for Turns::send_sums: section.
     JALI_DEVICE u32 added() const { return next() + 8; }
     JALI_DEVICE u32 staged() const { return next() + 16; }
     JALI_DEVICE u32 ones() const { return base + kOnes; }
@@ -207,7 +207,7 @@ struct BackwardTiles {
     barrier_init(sm.v_empty(), kConsumerWarps);
     for (i32 n = 0; n < kNoteSlots; ++n) {
       barrier_init(sm.note_full(n), 1);
-      if (kFinds) barrier_init(sm.note_empty(n), kFinders);
+      if (kFinds || kSends) barrier_init(sm.note_empty(n), kFinds ? kFinders : 1);
       if (kFinds) barrier_init(sm.cells_full(n), kFinders);
     }
     for (i32 n = 0; n < kStages; ++n) {
@@ -306,6 +306,10 @@ struct BackwardTiles {
       if ((threadIdx.x & 31) == 0) notes->head = head;
       __syncwarp();
     }
+    /// Until the next note's slot was read by those who do not arrive at rows_empty.
+    JALI_DEVICE void await_slot() {
+      if (kFinds || kSends) barrier_wait(sm.note_empty(steps), steps / kNoteSlots & 1 ^ 1);
+    }
     /// Sends off a row tile of the prepared item, and the keys if it opens that; for the whole warp.
     JALI_DEVICE void send(const Note& note, bool opens) {
       if (elect()) send_alone(prepared(!opens), note, opens);
@@ -317,7 +321,7 @@ struct BackwardTiles {
     JALI_DEVICE void send_alone(const volatile Item& item, const Note& note, bool opens) {
       const u32 stage = steps % kStages, parity = steps / kStages & 1;
       // PERF: before there is room for what it tells of.
-      if (kFinds) barrier_wait(sm.note_empty(steps), steps / kNoteSlots & 1 ^ 1);
+      await_slot();
       notes->note[steps % kNoteSlots] = note;
       barrier_arrive(sm.note_full(steps));
       barrier_wait(sm.rows_empty(stage), parity ^ 1);
@@ -343,7 +347,7 @@ struct BackwardTiles {
       load_statistic(sm.neg_delta(stage), a.neg_delta, note.number, sm.o_full(stage));
     }
     JALI_DEVICE void finish() {
-      if (kFinds) barrier_wait(sm.note_empty(steps), steps / kNoteSlots & 1 ^ 1);
+      await_slot();
       notes->note[steps % kNoteSlots].flags = kEnd;
       barrier_arrive(sm.note_full(steps));
     }

@@ -36,8 +36,8 @@
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
 //           cells_full and note_empty: one a finder warp (2), of every row tile; else added_full: one a
-//           consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that is 1 then, and
-//           staged_empty: 1.
+//           consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that is 1 then, staged_empty
+//           and note_empty: 1, by the warp that adds.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -132,8 +132,9 @@ struct Backward {
   // multiplies them (PERF: 5 % less time), from shared memory, where a warp puts that of its keys once a head.
   static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
   static constexpr bool kMultipliesOnes = Tiles::kMultipliesOnes, kSends = Tiles::kSends;
-  // Notes are read a step early. PERF: D 64 is slower so; turns and other options leave too few registers.
-  static constexpr bool kReadsEarly = kRows == 64 && !kOrdered && !Scores::kAdjusts &&
+  // Notes are read a step early. PERF: D 64 is slower so; other options, and turns that consumers wait for, leave too
+  // few registers.
+  static constexpr bool kReadsEarly = kRows == 64 && (!kOrdered || kSends) && !Scores::kAdjusts &&
                                       !kStartsAtAdded && !kOptions.dropout && !kWanted.per_tile();
   static_assert(tile::kStagedBytes <= kDqBytes, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
@@ -188,8 +189,9 @@ struct Backward {
     /// Of the warp's in the key tile. PERF: opaque, or it would spill.
     JALI_DEVICE i32 first_key() const { return 16 * opaque(warp); }
 
-    u32 counts = 0;                   // of row tiles, times 4, and of key tiles modulo 4
-    i32 flags = 0;                    // of the row tile that comes next
+    u32 counts = 0;  // of row tiles, times 4, and of key tiles modulo 4
+    i32 flags = 0;   // of the row tile that comes next
+    // Unless kSends:
     i32 number = 0, last_number = 0;  // its number; that of the one whose dQ is due
     i32 turn = 0, last_turn = 0;      // kOrdered: their turns
     i32 sent = -1;                    // kOrdered: the row tile whose dQ was sent, not yet counted
@@ -385,7 +387,7 @@ struct Backward {
       Turns::await_place(sm, n);
       Turns::template stage_dq<kDqCols>(dq_buffer(sm, warp), dq(), lane);
       if constexpr (kSends) {
-        Turns::hand_over_dq(sm, last_number, last_turn, section, due);
+        Turns::hand_over_dq(sm, section, due);
       } else {
         Turns::wait_turn(a, due, last_number, last_turn, turns, sent);
         add_dq(a, sm, last_number, warp, wg() == 1, due & lane == 0);
