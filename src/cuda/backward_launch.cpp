@@ -32,29 +32,32 @@ i64 rows_of_key(const AttentionProblem& p, i64 rows, i64 keys) {
 }
 
 /// As many KV heads as have q, dout and the sum of dq of their query heads in a part of the L2 cache.
-/// PERF: D128, 256 heads of 1K tokens: 770 us with 2 to 8 heads, 890 with 64; no matter at 16K.
+/// PERF: D128, 256 heads of 1K tokens: 770 us with 2 to 8 heads, 890 with 64; no matter at 16K. But of causal and
+/// prefix masks four heads of up to 16 MB (us, H200, 16 heads, of 1 and 4): D128 16K 4490, 4410, 8K 1157, 1146, D96 16K
+/// 3850, 3810, D64 4900, 4875; windows of 32K by two heads 1.03, short documents by four 1.06 of the time.
 /// Deterministic: each key tile of a head waits for those before it that have rows in common with it, so that more heads
-/// are worked on at once, unless these are few (windows). With another mask at most 16 key tiles of each, but fewer heads
-/// where L2 holds little of one; without, as many as L2 still holds, since all go through all rows.
-/// PERF (H100, us of 1, 2, 3, 4, 6, 9 heads; * not deterministic): 16 heads of 16K, D128: 9330, 9440, 9210, 9570, 9270,
-/// 10130 (* 8600), causal 5210, 5020, 5170, 4870, 4940, 5010 (* 4310); of 8K: 2610, 2500, 2620, 2430, 2420, 2450; 8
-/// groups of 4 heads of 16K, causal: 14090, 11930, 11420, 10640, 10600, 10140 (* 8810); windows of 1024, 32K: 1530,
-/// 1740, 1770, 1820, 1820, 1830, 2 x 8K: 800, 780, 780, 810, 840, 880. With looser turns, of 3, 4, 6, 9 heads: 12 causal
-/// documents of 32K by ids 5900, 5700, 5750, 5840; in tiles of their own of 1 to 4 heads 7620, 5350, 4900, 4440, not
-/// causal 8720, 7920, 7800, 8690, 2 x 8K causal of 1, 2, 3, 8 heads 1614, 1397, 1177, 770. By pairs of blocks, of which
-/// there are half as many, 16 x 8 heads of 1K, D192 causal, of 5 and 9 heads: 525, 584.
-i32 section(const AttentionProblem& p, i64 rows, i64 keys, i32 heads, i32 clusters) {
-  constexpr i64 kBytes = 8 << 20, kCached = 48 << 20, kBehindOthers = 144 << 20;
+/// are worked on at once, unless these are few (windows): at most 8 key tiles of each, but fewer heads where L2 holds
+/// little of one.
+/// PERF (us, H200, of at most 16, 11, 8, 5 key tiles of a head at once): 16 heads of 16K, D128: 9600, 9560, 9375, 9470,
+/// causal 4850, 4850, 4840, 4900; of 8K: 2490, 2475, 2455, 2435; 1K causal 563, 524, 540, 572; 32 heads of 16K, D64
+/// causal, 5600, 5535, 5400, 5425; 2 x 8K of 12 causal documents 719, 718, 709, 708. Of 1 and 4 heads: 12 documents of
+/// 32K 9100, 8170. On an H100, before turns were awaited early, of 1, 2, 3, 4, 6, 9 heads: 8 groups of 4 heads of 16K,
+/// causal: 14090, 11930, 11420, 10640, 10600, 10140; windows of 1024, 32K: 1530, 1740, 1770, 1820, 1820, 1830.
+i32 section(const AttentionProblem& p, bool cut, i64 rows, i64 keys, i32 heads, i32 clusters) {
+  constexpr i64 kBytes = 8 << 20, kFourHeads = 64 << 20, kBehindOthers = 144 << 20;
   const i64 per_query_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv), 1);
+  const i64 per_head = per_query_head * (p.Hq / p.Hkv);
+  auto far = [&] { return 4 * rows_of_key(p, rows, keys) > rows; };
   i64 least = 1;
-  if (p.deterministic && 4 * rows_of_key(p, rows, keys) > rows) {
-    least = ceil_div(clusters, 16);
-    least = p.mask->trivial()
-                ? clamp_to<i64>(kCached / per_query_head, 1, least)
-                : clamp_to<i64>(kBehindOthers / per_query_head, min_of<i64>(4, least), least);
+  if (p.deterministic && far()) {
+    least = ceil_div(clusters, 8);
+    least = clamp_to<i64>(kBehindOthers / per_query_head, min_of<i64>(4, least), least);
+  } else if (!p.deterministic && !cut && 4 * per_head > kBytes && 4 * per_head <= kFourHeads &&
+             p.mask->numbers_alone() && !p.mask->trivial() && far()) {
+    least = 4;
   }
   const i64 all = max_of(heads, 1);
-  i64 wanted = min_of(max_of(kBytes / (per_query_head * (p.Hq / p.Hkv)), least), all);
+  i64 wanted = min_of(max_of(kBytes / per_head, least), all);
   // All sections alike, or the last one's key tiles wait for more. PERF: 32 heads of 8K, 12 causal documents, before
   // they had tiles of their own: 865 us by 8, else 899.
   if (p.deterministic) wanted = ceil_div(all, ceil_div(all, wanted));
@@ -194,7 +197,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.key_tiles = num_tiles(p, false, tile.keys);
   a.heads = batches * p.Hkv;
   const i32 most_clusters = call.device().num_sms / tile.blocks;
-  a.section = section(p, rows, keys, a.heads, most_clusters);
+  a.section = section(p, p.varlen || a.seq.cut(), rows, keys, a.heads, most_clusters);
   a.last = heads_by_length(a.heads, a.key_tiles, most_clusters);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
