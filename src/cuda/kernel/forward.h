@@ -68,15 +68,15 @@ JALI_HD constexpr bool multiplies_added(ScoreOptions options) {
   return (options.key_bias != BiasType::kNone || options.alibi) && !options.softcap &&
          !options.any_scale;
 }
-/// Key tiles whose bias is in shared memory where consumers add it: theirs, two more whose K is there or
-/// loaded, and one more.
-constexpr i32 kKeyBiasSlots = 4;
+/// Key tiles for which shared memory has what their keys add: that of the consumers, who may need it when they have
+/// freed its K, two more whose K is there or loaded, and one more, which is brought ahead of its K.
+constexpr i32 kAddedSlots = 4;
 /// Of 64 keys, a matrix of 16 rows that is multiplied.
 constexpr i32 kAddedMatrixBytes = 2048;
-/// Shared memory for what keys add: matrices for each stage of K, or a float a key.
-JALI_HD constexpr i32 added_bytes(ScoreOptions options, i32 stages, i32 keys) {
-  if (multiplies_added(options)) return stages * (keys / 64) * kAddedMatrixBytes;
-  return options.key_bias != BiasType::kNone ? 4 * kKeyBiasSlots * keys : 0;
+/// Shared memory for what keys add: matrices, for so many key tiles, at least as many as stages of K; or a float a key.
+JALI_HD constexpr i32 added_bytes(ScoreOptions options, i32 matrices, i32 keys) {
+  if (multiplies_added(options)) return matrices * (keys / 64) * kAddedMatrixBytes;
+  return options.key_bias != BiasType::kNone ? 4 * kAddedSlots * keys : 0;
 }
 
 /// What differs from call to call; passed by value.

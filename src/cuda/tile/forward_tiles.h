@@ -47,15 +47,14 @@ struct ForwardTiles {
   static constexpr i32 kStaged = kBiasAt + kShape.bias_bytes();
   static constexpr i32 kDrawn = kStaged + kShape.staged_bytes();
   static constexpr i32 kBarriers = kDrawn + kShape.drawn_bytes();
-  static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16,
-                       kSlopes = kTiles + kTileSlots * 32;
+  static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
   static_assert(kStaged % 1024 == 0 && kShape.kBoxBytes == tile::kStagedBytes);
   static_assert(kKeys % 64 == 0 && kStages == 2 && kVStages <= 4 && kSlots <= 2);
   static_assert(kCellSlots <= 4 && kMasked == (kCellSlots > 0));
   static_assert(!kByRows || sizeof(typename M::Row) <= cuda::kLightRowBytes);
-  static_assert(kSlopes + kStages * 8 + 1024 <= kShape.shared_bytes(kD, kDv));
+  static_assert(kTiles + kTileSlots * 32 + 1024 <= kShape.shared_bytes(kD, kDv));
 
   static constexpr bool kQHeld = kShape.q_held;
   static constexpr bool kKeyBias = kOptions.key_bias != cuda::BiasType::kNone;
@@ -65,12 +64,16 @@ struct ForwardTiles {
   // slope (row - first row) added, which softmax does not see.
   static constexpr bool kLinear = kMultiplies && kOptions.alibi;
   static constexpr bool kOfKeys = kMultiplies || kKeyBias;
+  static constexpr i32 kAddedBytes = kMultiplies ? kKeys / 64 * cuda::kAddedMatrixBytes : 4 * kKeys;
+  // Or as many as stages of K, which must then not be freed before what their keys add.
+  static constexpr i32 kAddedSlots = kOfKeys ? kShape.added_bytes / kAddedBytes : 1;
+  static constexpr bool kAddedAhead = kAddedSlots == cuda::kAddedSlots;
   static constexpr bool kDraws = kShape.draws, kBrings = kOfKeys || kDraws;
   static constexpr bool kFinds = kMasked || kBrings;
   static_assert(kAdded % 1024 == 0 && kKeys <= 64 * kFinders);
 
-  // What the planner notes of a key tile: its index times 8, and
-  static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4;
+  // What the planner notes of a key tile: its index times 16, and (kBehind, if kLinear: the diagonal)
+  static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4, kBehind = 8;
   // and for the loader: where its K and V are (BoxPlace), and their head. PERF: the note of a key tile is
   // there before k_full of the tile before it, so that no consumer waits for it. Whoever needs a note
   // or a row tile reads it again whenever it needs it, which costs no registers.
@@ -101,17 +104,11 @@ struct ForwardTiles {
     /// modulo kCellSlots, [row][kLightRowBytes].
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
     /// What the keys of tile n add: [keys / 64][16][64] under the 128-byte swizzle; or a float a key.
-    JALI_DEVICE u32 added(u32 n) const {
-      return base + kAdded +
-             (kMultiplies ? n % kStages * (kKeys / 64 * cuda::kAddedMatrixBytes)
-                          : n % cuda::kKeyBiasSlots * (4 * kKeys));
-    }
+    JALI_DEVICE u32 added(u32 n) const { return base + kAdded + n % kAddedSlots * kAddedBytes; }
     /// Dropout's words for key tile n and rows of a warpgroup, 16 bytes a call, [row % 8 / 2][key % 8 / 2].
     JALI_DEVICE u32 drawn(u32 n, i32 wg) const {
       return base + kDrawn + (n % kStages * kConsumers + wg) * (16 * kShape.kCallBytes);
     }
-    /// What a row of tile n adds for each row before it in its tile; what cells add for their distance.
-    JALI_DEVICE u32 slopes(u32 n) const { return base + kSlopes + n % kStages * 8; }
     JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % kNoteSlots * 16; }
     JALI_DEVICE u32 num_keys(i32 n) const { return tile(n) + 16; }  // of a RowTile
     JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % kTileSlots * 32; }
@@ -267,8 +264,11 @@ struct ForwardTiles {
       bool any = false;  // key tile is active
       if (RowTile::load(own).has_rows()) {
         auto visit = [&](i32 index, bool active, bool partial) {
+          i32 behind = 0;
           if constexpr (kLinear) {
-            partial |= RowTile::load(own).side(index * kKeys) == Side::kAcross;
+            const Side side = RowTile::load(own).side(index * kKeys);
+            partial |= side == Side::kAcross;
+            behind = side == Side::kBehind ? kBehind : 0;
           }
           // Where a table of lengths leads beyond it.
           if constexpr (kOptions.bias_pairs) {
@@ -288,9 +288,10 @@ struct ForwardTiles {
               const RowTile t = RowTile::load(own);
               const cuda::BoxPlace keys =
                   cuda::box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, index * kKeys);
-              note(num_notes + before,
-                   index << 3 | (any || before > 0 ? 0 : kFirst) | (partial ? kPartial : 0),
-                   keys.token, keys.b, t.f.h / a.seq.group);
+              note(
+                  num_notes + before,
+                  index << 4 | behind | (any || before > 0 ? 0 : kFirst) | (partial ? kPartial : 0),
+                  keys.token, keys.b, t.f.h / a.seq.group);
             }
             const u32 noted = __ballot_sync(0xffffffffu, now);
             left ^= noted;
@@ -418,7 +419,7 @@ struct ForwardTiles {
         if constexpr (kHeavy) {
           auto tile = [&] {
             const RowTile t = RowTile::load(sm.tile(opened - 1));
-            return tile::TileAt{t.f, t.row, (note >> 3) * kKeys};
+            return tile::TileAt{t.f, t.row, (note >> 4) * kKeys};
           };
           constexpr i32 kMost = kShape.loader_registers > 56 ? 4 : 2;
           tile::find_cells<kRows, kKeys, false, kFinders, kMost>(mask, tile, sm.cells(slot));
@@ -430,7 +431,7 @@ struct ForwardTiles {
         barrier_arrive_if(sm.cells_full(slot), (threadIdx.x & 31) == 0);
       }
       // PERF: behind the cells, since it waits until there is room for this K.
-      const i32 key = (note >> 3) * kKeys;
+      const i32 key = (note >> 4) * kKeys;
       if constexpr (kDraws) draw(a, sm, RowTile::load(sm.tile(opened - 1)), n, key);
       if constexpr (kOfKeys) find_added(a, sm, of_tile, n, key);
       if constexpr (kBrings) arrive_k(sm, n);
@@ -483,7 +484,7 @@ struct ForwardTiles {
       added[x] = cuda::Scores<T, kOptions>::key_bias(a.scores, of.bias, of.last, k) * factor;
       if constexpr (kLinear) added[x] += of_key * static_cast<float>(k - of.at.place());
     }
-    wait_for_room(sm, n);
+    if (!kAddedAhead) wait_for_room(sm, n);
     if (2 * pair < kKeys) {
       if constexpr (kMultiplies) {
         const u32 to = sm.added(n) + pair / 32 * cuda::kAddedMatrixBytes + pair % 4 * 4;
@@ -503,12 +504,8 @@ struct ForwardTiles {
         }
       }
     }
-    if (kLinear && pair == 0) {
-      const float rows = side == Side::kBefore ? 0.0f : side == Side::kBehind ? 2 * slope : slope;
-      store_shared(sm.slopes(n), __float_as_int(rows));
-      store_shared(sm.slopes(n) + 4, __float_as_int(side == Side::kAcross ? -slope : 0.0f));
-    }
     fence_async();
+    if (kAddedAhead) wait_for_room(sm, n);
   }
   /// Whoever is done with K of the last tile but one has used what came with it, and before.
   JALI_DEVICE static void wait_for_room(const Shared& sm, u32 n) {

@@ -84,7 +84,9 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if ((options.per_cell() || (options.alibi && kD <= 128)) && kDv > 128) s.keys = 64;
   s.bias = options.bias_eights;
   if (bias && !s.bias && (!options.bias_pairs || options.bias == BiasType::kFloat)) s.keys = 64;
-  s.added_bytes = added_bytes(options, s.stages, s.keys);
+  // PERF: 3 % less time so for three warpgroups; for two, which should not free K before they compute weights, 1 to 2 %
+  // more, as if it kept them apart.
+  s.added_bytes = added_bytes(options, s.warpgroups == 3 ? kAddedSlots : s.stages, s.keys);
   s.draws = options.dropout;
   // Out is staged where shared memory is left, and registers.
   auto with_staging = [&](ForwardShape shape) {
@@ -183,10 +185,9 @@ struct Forward {
   // A bias of keys that consumers add is loaded beside S, if it fits there.
   static constexpr bool kKeysEarly = kKeyBias && !kMultiplies && kDv < 192;
   static constexpr bool kKeysLate = kKeyBias && !kMultiplies && !kKeysEarly;
-  // prepare() comes behind the MMAs. PERF: or ptxas puts what it loads and multiplies between them, which took ALiBi
-  // 1.04 of the time (D128, H200); where nothing is to prepare the wait for it takes 1.01 to 1.03. Not the loads of a
-  // bias over rows and keys, which are late.
-  static constexpr bool kHoldsBack = kOptions.alibi || kKeysEarly || kOptions.dropout;
+  // prepare() comes behind the MMAs. PERF: or ptxas puts what it loads between them, and what waits for that (ALiBi,
+  // when it loaded a slope in each step: 1.04 of the time). Not the loads of a bias over rows and keys, which are late.
+  static constexpr bool kHoldsBack = (kOptions.alibi && !kLinear) || kKeysEarly || kOptions.dropout;
   // PERF: tanh takes the exponentials' units, but instructions are dear, too: D64 1.57, 1.59, 1.66 times
   // the time without for 2, 1, 0 of 8; D128 1.38, 1.36, 1.24.
   static constexpr i32 kPolynomials = kOptions.softcap && kDv <= 64 ? 2 : 0;
@@ -219,8 +220,9 @@ struct Forward {
     tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
-    bool looks = true;   // kGuesses: for maxima of the next key tile; rows may have seen nothing
-    float row_added[2];  // kLinear: to all scores of a row in this key tile
+    bool looks = true;      // kGuesses: for maxima of the next key tile; rows may have seen nothing
+    float row_added[2];     // kLinear: to all scores of a row in this key tile,
+    float behind_added[2];  // and in those behind the diagonal
     u32 ones[4] = {0, 0, 0, 0};  // kMultiplies: rows of 16, the first three ones
     tile::Alibi alibi;
     tile::OfKeys<kKeys> of_keys;
@@ -262,11 +264,12 @@ struct Forward {
     /// Of the scores in s, to units of log2(e).
     JALI_DEVICE float scale() { return tile::score_unit<kOptions>(a.scores) * kLog2E; }
     JALI_DEVICE RowTile row_tile() { return RowTile::load(sm.tile(opened - 1)); }
-    JALI_DEVICE i32 first_key() { return (note >> 3) * kKeys; }
+    JALI_DEVICE i32 first_key() { return (note >> 4) * kKeys; }
     /// The first key of this thread in the accumulators' block j of 8 keys.
     JALI_DEVICE i32 key_of(i32 j) { return first_key() + 8 * j + 2 * (lane & 3); }
 
-    JALI_DEVICE void multiply_qk(i32 slot, i32 stage) {
+    JALI_DEVICE void multiply_qk(i32 slot) {
+      const u32 stage = count % kStages;
       const u32 from = descriptor(sm.q(slot) + wg * (kQBytes / kConsumers), 16);
       const u32 k = descriptor(sm.k(stage), 16);
 #pragma unroll
@@ -280,7 +283,7 @@ struct Forward {
         }
       }
       if constexpr (kMultiplies) {
-        Wgmma<BF16, kKeys, true>::rs(s, ones, descriptor(sm.added(stage), kAddedMatrixBytes), 1);
+        Wgmma<BF16, kKeys, true>::rs(s, ones, descriptor(sm.added(count), kAddedMatrixBytes), 1);
       }
     }
     /// O += P V of key tile n, as soon as V is there; O = P V if it is the first one of its row tile.
@@ -321,18 +324,27 @@ struct Forward {
     /// What the options need of the key tile, while the tensor cores make S. kAny: as of step().
     template <bool kAny>
     JALI_DEVICE void prepare() {
-      if constexpr (kLinear) {
-        const float slope = __int_as_float(load_shared(sm.slopes(count)));
-        row_added[0] = slope * static_cast<float>(row());
-        row_added[1] = __fmaf_rn(slope, 8, row_added[0]);
-      }
+      bool across = false;  // the diagonal
       if constexpr (kOptions.alibi && (kAny || !kLinear)) {
         const RowTile t = row_tile();
         // PERF: one register while S is made, not what it comes from.
         alibi.distance = static_cast<float>(opaque(t.place() + row() - key_of(0)));
-        alibi.slope = kLinear ? __int_as_float(load_shared(sm.slopes(count) + 4))
-                              : __fdividef(-a.scores.alibi_slopes[t.f.h],
-                                           tile::score_unit<kOptions>(a.scores));
+        alibi.slope =
+            __fdividef(-a.scores.alibi_slopes[t.f.h], tile::score_unit<kOptions>(a.scores));
+        if constexpr (kLinear) {
+          behind_added[0] = -2 * alibi.slope * static_cast<float>(row());
+          behind_added[1] = __fmaf_rn(alibi.slope, -16, behind_added[0]);
+          across = t.side(first_key()) == Tiles::Side::kAcross;
+          if (!across) alibi.slope = 0;
+        }
+      }
+      if constexpr (kLinear) {
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          row_added[e] = note & Tiles::kBehind ? behind_added[e]
+                         : across              ? 0.5f * behind_added[e]
+                                               : 0;
+        }
       }
       if constexpr (kBias && !kShape.bias) {
         if constexpr (kAny) {  // it may open a row tile
@@ -364,7 +376,7 @@ struct Forward {
         if constexpr (kShape.bias) {
           bias.add(s, factor, sm.bias(warp()), lane);
           // Of the same rows; there is a whole step for it.
-          bias.copy(a.scores.bias, sm.bias(warp()), (next >> 3) * kKeys, lane,
+          bias.copy(a.scores.bias, sm.bias(warp()), (next >> 4) * kKeys, lane,
                     !(next & (kFirst | kEnd)));
         } else {
           bias.template add<kAny>(s, factor);
@@ -459,8 +471,8 @@ struct Forward {
     }
 
     /// S as multiply_qk() made it, by the warp alone and from global memory: K is free already, and no
-    /// other warp need wait. stage: of what keys add.
-    JALI_DEVICE void score_again(i32 stage) {
+    /// other warp need wait.
+    JALI_DEVICE void score_again() {
       const RowTile t = row_tile();
       const i32 own = lane_id(), column = 2 * (own & 3);  // the first of this lane
       auto pair = [](const u16* from) { return *reinterpret_cast<const u32*>(from); };
@@ -487,7 +499,7 @@ struct Forward {
         }
       }
       if constexpr (kMultiplies) {
-        const u32 added = sm.added(stage) + lane % 8 * kRowBytes;
+        const u32 added = sm.added(count) + lane % 8 * kRowBytes;
 #pragma unroll
         for (i32 j = 0; j < kKeys / 8; j += 4) {
           u32 of_keys[4];
@@ -539,7 +551,7 @@ struct Forward {
     }
     /// S to P by the maxima that are known. If sums are above kMost by these, S is made again, and maxima
     /// are taken; if above kRoom, they are taken of the next key tile.
-    JALI_DEVICE void guess_weights(i32 stage) {
+    JALI_DEVICE void guess_weights() {
       float total[4] = {0, 0, 0, 0};
       if (looks) {
         look_for_maxima();
@@ -560,7 +572,7 @@ struct Forward {
       if (!sums_are_below(total, tile::kRoom)) {
         looks = true;
         if (!sums_are_below(total, tile::kMost<T>)) {
-          score_again(stage);
+          score_again();
           look_for_maxima();
 #pragma unroll
           for (i32 n = 0; n < 4; ++n) total[n] = 0;
@@ -633,7 +645,7 @@ struct Forward {
       if constexpr (kQHeld) tie(q);
       if constexpr (kMultiplies) tie(ones);
       wgmma_fence();
-      multiply_qk(slot, stage);
+      multiply_qk(slot);
       wgmma_commit();
       multiply_pv(count - 1, first);
       if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
@@ -650,14 +662,15 @@ struct Forward {
       wgmma_wait<1>();
       tie(s);
       // What keys add may be needed again.
-      constexpr bool kGuess = kGuesses && !kAny, kHolds = kGuess && kMultiplies;
+      constexpr bool kGuess = kGuesses && !kAny,
+                     kHolds = kGuess && kMultiplies && !Tiles::kAddedAhead;
       if (!kHolds) free_k(stage);
       // No P V beside work that needs P's registers.
       constexpr bool kTight = (kDv >= 192 && (kAny || kOptions.per_cell())) ||
                               (kAny && kShape.consumer_registers <= 160);
       if (kTight) finish_pv(count - 1);
       if constexpr (kGuess) {
-        guess_weights(stage);
+        guess_weights();
         if (kHolds) free_k(stage);
       } else if constexpr (kOptions.bounded && !kAny) {
         capped_weights([&] {
