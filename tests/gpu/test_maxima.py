@@ -100,11 +100,14 @@ def test_scores_at_both_ends_of_a_softcap(cap: float, D: int, dtype: torch.dtype
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("q_offset", [-2000, 0, 100, 500, 5000])
 def test_alibi_from_wherever_its_diagonal_is(q_offset: int, D: int) -> None:
-    """The key tiles at the diagonal come first, then those before it, then those behind it."""
+    """The key tiles at the diagonal come first, then those before it, then those behind it; by a
+    map those behind it, then those before it, with or without some at the diagonal."""
     tensors = inputs("turn", 4.0, D, torch.bfloat16)
     slopes = torch.tensor([0.02, 1.0])
-    window = jali.WindowMask(600, 400)
-    for mask in (None, window) if 0 <= q_offset < KEYS else (None,):
+    ids = (torch.arange(KEYS) // 300 % 2).int()[None]  # of keys on both sides of a row
+    mapped = jali.DocumentMask(ids[:, 200 : 200 + ROWS], ids)
+    masks = (None, jali.WindowMask(600, 400), mapped) if 0 <= q_offset < KEYS else (None, mapped)
+    for mask in masks:
         check(tensors, mask, alibi_slopes=slopes, q_offset=q_offset)
         check(tensors, mask, alibi_slopes=-slopes, q_offset=q_offset)
 
