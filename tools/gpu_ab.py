@@ -1,4 +1,4 @@
-"""Compares builds of the library on one GPU: ./dev gpu-ab OLD.so NEW.so [--only NAME] [--backward]
+"""Compares builds of the library on one GPU: ./dev gpu-ab OLD.so NEW.so [--only NAME …] …
 
 Each build has a process of its own with the Python package of this checkout; calls are timed in
 turns, in random order, since the card is bound by power and two runs behind each other differ by
@@ -121,7 +121,8 @@ def compare(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev gpu-ab", description=__doc__)
     parser.add_argument("library", type=Path, nargs="+", help="builds of libjali_torch.so")
-    parser.add_argument("--only", action="append", help="cases with this in their name")
+    parser.add_argument("--only", nargs="+", action="extend", metavar="NAME",
+                        help="cases with one of these in their names")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--backward", action="store_true", help="the backward, not the forward")
     parser.add_argument("--deterministic", action="store_true")

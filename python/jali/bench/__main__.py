@@ -23,8 +23,9 @@ def main() -> int:
                         "default: the best that this processor has")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: a minute")
     parser.add_argument(
-        "--only", choices=sorted({*PARTS, *GPU_PARTS}), action="append", help="some parts alone"
-    )
+        "--only", choices=sorted({*PARTS, *GPU_PARTS}), nargs="+", action="extend",
+        help="some parts alone",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, help="measured rounds (CPU 5, GPU 7; quick 3)")
     parser.add_argument("--turn", type=float, default=0.03, help="GPU: seconds that a rival "
                         "has the card at a time; from 0.3 on each has the clock that it has when "
