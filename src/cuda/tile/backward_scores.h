@@ -277,7 +277,7 @@ struct BackwardScores {
   JALI_DEVICE static void emit(const float (&d)[kRows / 2], const Args& a, const CellPlace& at,
                                i32 lane) {
     constexpr bool kFours = kWanted.cells == cuda::CellGradient::kFours;
-    if constexpr (kFours || kWanted.cells == cuda::CellGradient::kPairs) {
+    if constexpr (kWanted.in_words()) {
       // PERF: transposed back, so that lanes store rows. A warp's 16 keys of a row are a sector, which fours fill at
       // once, of pairs each store a half: D 128 H16 8K 3,288 us, by pairs 3,531; by eights 3,340 (H100).
       const cuda::CellTable& t = a.dbias;

@@ -72,8 +72,9 @@ struct ForwardTiles {
   static constexpr bool kFinds = kMasked || kBrings;
   static_assert(kAdded % 1024 == 0 && kKeys <= 64 * kFinders);
 
-  // What the planner notes of a key tile: its index times 16, and (kBehind, if kLinear: the diagonal)
-  static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4, kBehind = 8;
+  // What the planner notes of a key tile: its index << kIndexShift, and (kBehind, if kLinear: the diagonal)
+  static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4, kBehind = 8, kIndexShift = 4;
+  JALI_DEVICE static i32 first_key(i32 note) { return (note >> kIndexShift) * kKeys; }
   // and for the loader: where its K and V are (BoxPlace), and their head. PERF: the note of a key tile is
   // there before k_full of the tile before it, so that no consumer waits for it. Whoever needs a note
   // or a row tile reads it again whenever it needs it, which costs no registers.
@@ -288,10 +289,10 @@ struct ForwardTiles {
               const RowTile t = RowTile::load(own);
               const cuda::BoxPlace keys =
                   cuda::box_place(a.seq, t.f.b, t.f.k_start, t.f.num_keys, index * kKeys);
-              note(
-                  num_notes + before,
-                  index << 4 | behind | (any || before > 0 ? 0 : kFirst) | (partial ? kPartial : 0),
-                  keys.token, keys.b, t.f.h / a.seq.group);
+              note(num_notes + before,
+                   index << kIndexShift | behind | (any || before > 0 ? 0 : kFirst) |
+                       (partial ? kPartial : 0),
+                   keys.token, keys.b, t.f.h / a.seq.group);
             }
             const u32 noted = __ballot_sync(0xffffffffu, now);
             left ^= noted;
@@ -419,7 +420,7 @@ struct ForwardTiles {
         if constexpr (kHeavy) {
           auto tile = [&] {
             const RowTile t = RowTile::load(sm.tile(opened - 1));
-            return tile::TileAt{t.f, t.row, (note >> 4) * kKeys};
+            return tile::TileAt{t.f, t.row, first_key(note)};
           };
           constexpr i32 kMost = kShape.loader_registers > 56 ? 4 : 2;
           tile::find_cells<kRows, kKeys, false, kFinders, kMost>(mask, tile, sm.cells(slot));
@@ -431,7 +432,7 @@ struct ForwardTiles {
         barrier_arrive_if(sm.cells_full(slot), (threadIdx.x & 31) == 0);
       }
       // PERF: behind the cells, since it waits until there is room for this K.
-      const i32 key = (note >> 4) * kKeys;
+      const i32 key = first_key(note);
       if constexpr (kDraws) draw(a, sm, RowTile::load(sm.tile(opened - 1)), n, key);
       if constexpr (kOfKeys) find_added(a, sm, of_tile, n, key);
       if constexpr (kBrings) arrive_k(sm, n);
@@ -469,7 +470,8 @@ struct ForwardTiles {
   /// Brings what the keys of tile n, which begins with `key`, add to scores, in the unit of these, to
   /// shared memory. kMultiplies: a number is the sum of three in bf16, the first rows of a matrix that
   /// ones multiply; fp16 has not the range. PERF: where consumers loaded it from global memory, dense
-  /// attention took 2.4 times as long.
+  /// attention took 2.4 times as long. NOTE: kAddedAhead: its place had what the keys of tile n - 4 add, which was used
+  /// when there was room for tile n - 1.
   JALI_DEVICE static void find_added(const ForwardArgs& a, const Shared& sm, const OfRowTile& of,
                                      u32 n, i32 key) {
     const i32 pair = finder_thread();

@@ -264,7 +264,7 @@ struct Forward {
     /// Of the scores in s, to units of log2(e).
     JALI_DEVICE float scale() { return tile::score_unit<kOptions>(a.scores) * kLog2E; }
     JALI_DEVICE RowTile row_tile() { return RowTile::load(sm.tile(opened - 1)); }
-    JALI_DEVICE i32 first_key() { return (note >> 4) * kKeys; }
+    JALI_DEVICE i32 first_key() { return Tiles::first_key(note); }
     /// The first key of this thread in the accumulators' block j of 8 keys.
     JALI_DEVICE i32 key_of(i32 j) { return first_key() + 8 * j + 2 * (lane & 3); }
 
@@ -376,7 +376,7 @@ struct Forward {
         if constexpr (kShape.bias) {
           bias.add(s, factor, sm.bias(warp()), lane);
           // Of the same rows; there is a whole step for it.
-          bias.copy(a.scores.bias, sm.bias(warp()), (next >> 4) * kKeys, lane,
+          bias.copy(a.scores.bias, sm.bias(warp()), Tiles::first_key(next), lane,
                     !(next & (kFirst | kEnd)));
         } else {
           bias.template add<kAny>(s, factor);
