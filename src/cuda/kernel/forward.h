@@ -11,6 +11,10 @@ namespace jali::cuda {
 /// What a mask may say of a row: of a heavy one a bit for each of 128 keys, of a light one its numbers.
 constexpr i32 kHeavyRowBytes = 16, kLightRowBytes = 32;
 
+/// Whether consumers take turns at the tensor cores, and when one lets the next one issue its products: when its own are
+/// issued; or later, when its S is there.
+enum class Turns : u8 { kNone, kIssued, kScored };
+
 /// How a kernel divides its work. Every constant here is one that the host needs, too.
 struct ForwardShape {
   i32 warpgroups = 2;  // consumers, 64 rows each
@@ -25,7 +29,7 @@ struct ForwardShape {
   bool bias = false;    // one over rows and keys goes by way of shared memory
   bool draws = false;   // dropout: words of Philox for each key tile
   i32 boxes = 0;  // of out that a warp has in shared memory; none: out is stored from registers
-  bool turns = false;   // consumers take turns at the tensor cores
+  Turns turns = Turns::kNone;
   bool q_held = false;  // Q is copied to registers when a row tile opens
   i32 early = 0;        // blocks of 8 keys with exponentials before the wait for P V
   // NOTE: together at most what the launch was given, or the consumers wait for ever for theirs.

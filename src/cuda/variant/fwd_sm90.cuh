@@ -14,7 +14,7 @@
 //           a heavy one the cells of partial tiles; and they bring what keys add to scores, and draw for
 //           dropout. The other warpgroups: 64 rows each; S of the next key tile is in flight with O += P V
 //           of the last one, across row tiles too. Three take turns at the tensor cores, under a light mask
-//           two, too.
+//           or beside some options two, too.
 // Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
 //           when S is there. What each costs: docs/performance.md.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
@@ -51,7 +51,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   if (kD == 64 && kDv == 64 && (lean || (adds && mask == MaskKind::kNone)) && !many &&
       !has_map(mask)) {
     s.warpgroups = 3;  // 517, with two 460
-    s.turns = true;
+    s.turns = Turns::kIssued;
     s.loader_registers = 32;
     s.consumer_registers = 160;
   }
@@ -59,11 +59,17 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   // 2.65 million cycles, D128 1K 2 % less time; dense D128 4 % more, random blocks 3 %, D192 and D256 as much.
   if (mask == MaskKind::kLight && kD <= 128 && kDv <= 128 && !many &&
       ((lean && kD > 64) || (adds && kD >= 64 && kD < 128))) {
-    s.turns = true;
+    s.turns = Turns::kIssued;
     // One slot is enough then, and there is room for all boxes of out. PERF: causal D128 16K 2 % less time, 12
     // documents 32K 2 %, windows as much; dense as much, too.
     s.q_held = true;
     s.slots = 1;
+  }
+  // PERF (us, H200, 8K): D64 dropout 1298 to 1222, causal 739 to 646; a bias over rows and keys 1993 to 1922, D128 1303
+  // to 1260. Softcap, dropout at D128 and a bias of keys as much; Longformer 1.3 of the time, D64 causal, by three
+  // warpgroups, 1.38.
+  if (!has_map(mask) && ((options.dropout && kDv <= 64) || (options.bias_eights && kDv <= 128))) {
+    s.turns = Turns::kScored;
   }
   // 1K tokens: 549, without 534; a window of 1024: 2 % faster.
   if (mask != MaskKind::kHeavy && kD == 128 && !bias) s.early = 4;
@@ -178,6 +184,7 @@ struct Forward {
   static constexpr bool kQHeld = Tiles::kQHeld, kKeyBias = Tiles::kKeyBias;
   static constexpr bool kMultiplies = Tiles::kMultiplies, kLinear = Tiles::kLinear;
   static constexpr i32 kFirst = Tiles::kFirst, kPartial = Tiles::kPartial, kEnd = Tiles::kEnd;
+  static constexpr Turns kTurns = kShape.turns;
   static constexpr bool kBias = kOptions.bias != BiasType::kNone;
 
   // PERF: without maxima all of the first row's, where registers hold them.
@@ -619,6 +626,7 @@ struct Forward {
       }
       close_weights(total);
     }
+    JALI_DEVICE void give_turn() { named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256); }
     JALI_DEVICE void close_row_tile(const Closed& closed) {
       store(closed.tile, closed.inverse);
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(closed.tile % kCellSlots), lane == 0);
@@ -638,7 +646,7 @@ struct Forward {
       wait_k();
       if (opens) begin_row_tile();
       const i32 slot = (opened - 1) % kSlots;
-      if (kShape.turns) named_sync(1 + wg, 256);
+      if (kTurns != Turns::kNone) named_sync(1 + wg, 256);
       tie(p);
       tie(o);
       tie(s);
@@ -648,7 +656,7 @@ struct Forward {
       multiply_qk(slot);
       wgmma_commit();
       multiply_pv(count - 1, first);
-      if (kShape.turns) named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256);
+      if (kTurns == Turns::kIssued) give_turn();
       // PERF: passes at once; but nothing of what follows moves up, between the MMAs.
       if (kHoldsBack || kAny) wait_k();
       next = read_note(count + 1);  // PERF: beside the MMAs, not before them
@@ -661,6 +669,7 @@ struct Forward {
       }
       wgmma_wait<1>();
       tie(s);
+      if (kTurns == Turns::kScored) give_turn();
       // What keys add may be needed again.
       constexpr bool kGuess = kGuesses && !kAny,
                      kHolds = kGuess && kMultiplies && !Tiles::kAddedAhead;
@@ -723,7 +732,7 @@ struct Forward {
       const i32 quad = c.lane & 3;
       c.ones[0] = c.ones[1] = quad == 0 ? 0x3f803f80 : quad == 1 ? 0x3f80 : 0;
     }
-    if (kShape.turns && wg == 0) named_arrive(1, 256);
+    if (kTurns != Turns::kNone && wg == 0) named_arrive(1, 256);
     c.wait_k();
     c.next = c.read_note(0);
     if (c.next & kEnd) return;
