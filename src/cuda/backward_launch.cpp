@@ -17,9 +17,10 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
   return options;
 }
 
-/// Rows that can see the key at which the middle row stands; all, where the mask's tables decide, which nobody has read.
-i64 rows_of_key(const AttentionProblem& p, i64 rows, i64 keys) {
-  if (!p.mask->numbers_alone() || keys < 1) return rows;
+/// Whether the key at which the middle row stands may be seen by more than a quarter of the rows; so if the mask's tables
+/// decide, which nobody has read.
+bool seen_by_many(const AttentionProblem& p, i64 rows, i64 keys) {
+  if (!p.mask->numbers_alone() || keys < 1) return true;
   Frame f;
   f.num_rows = static_cast<i32>(rows);
   f.num_keys = static_cast<i32>(keys);
@@ -28,7 +29,7 @@ i64 rows_of_key(const AttentionProblem& p, i64 rows, i64 keys) {
   MaskCursor cursor(*p.mask, f);
   cursor.set_cols(key, key + 1);
   const Span seen = cursor.row_span();
-  return seen.end - seen.begin;
+  return 4 * i64{seen.end - seen.begin} > rows;
 }
 
 /// As many KV heads as have q, dout and the sum of dq of their query heads in a part of the L2 cache. cut: sequences are
@@ -36,25 +37,26 @@ i64 rows_of_key(const AttentionProblem& p, i64 rows, i64 keys) {
 /// PERF: D128, 256 heads of 1K tokens: 770 us with 2 to 8 heads, 890 with 64; no matter at 16K. But of causal and
 /// prefix masks four heads of up to 16 MB (us, H200, 16 heads, of 1 and 4): D128 16K 4490, 4410, 8K 1157, 1146, D96 16K
 /// 3850, 3810, D64 4900, 4875; windows of 32K by two heads 1.03, short documents by four 1.06 of the time.
-/// Deterministic: each key tile of a head waits for those before it that have rows in common with it, so that more heads
-/// are worked on at once, unless these are few (windows): at most 8 key tiles of each, but fewer heads where L2 holds
-/// little of one.
-/// PERF (us, H200, of at most 16, 11, 8, 5 key tiles of a head at once): 16 heads of 16K, D128: 9600, 9560, 9375, 9470,
-/// causal 4850, 4850, 4840, 4900; of 8K: 2490, 2475, 2455, 2435; 1K causal 563, 524, 540, 572; 32 heads of 16K, D64
-/// causal, 5600, 5535, 5400, 5425; 2 x 8K of 12 causal documents 719, 718, 709, 708. Of 1 and 4 heads: 12 documents of
-/// 32K 9100, 8170. On an H100, before turns were awaited early, of 1, 2, 3, 4, 6, 9 heads: 8 groups of 4 heads of 16K,
-/// causal: 14090, 11930, 11420, 10640, 10600, 10140; windows of 1024, 32K: 1530, 1740, 1770, 1820, 1820, 1830.
+/// Deterministic, without a mask, each key tile of a head waits for those before it, so that more heads are worked on at
+/// once: at most 8 key tiles of each, but fewer heads where L2 holds little of one. Under a mask they come to row tiles
+/// when their turns are there (BackwardArgs::down), far apart: two heads of up to 32 MB.
+/// PERF (us, H200): of at most 16, 11, 8, 5 key tiles of a head at once 16 heads of 16K, D128, take 9600, 9560, 9375,
+/// 9470, of 8K 2490, 2475, 2455, 2435. Of 1, 2, 4, 16 heads 16K causal 4710, 4580, 4820, 5840; D64 5120, 4990, 5020, 6290;
+/// 12 causal documents of 32K 4210, 4130, 4480; 2 x 8K 587, 592, 675, 688; 8 groups of 4 heads of 16K, causal, of 1, 2, 4,
+/// 8 groups 10650, 11080, 11930, 13240. Key tiles up and rows down, all causal ones waited for the first to pass: 4940,
+/// 5380, 4790, 705, 10490.
 i32 section(const AttentionProblem& p, bool cut, i64 rows, i64 keys, i32 heads, i32 clusters) {
-  constexpr i64 kBytes = 8 << 20, kFourHeads = 64 << 20, kBehindOthers = 144 << 20;
+  constexpr i64 kBytes = 8 << 20, kSeveral = 64 << 20, kBehindOthers = 144 << 20;
   const i64 per_query_head = max_of<i64>(2 * rows * (3 * p.D + p.Dv), 1);
   const i64 per_head = per_query_head * (p.Hq / p.Hkv);
-  auto far = [&] { return 4 * rows_of_key(p, rows, keys) > rows; };
   i64 least = 1;
-  if (p.deterministic && far()) {
+  if (p.deterministic && p.mask->trivial()) {
     least = ceil_div(clusters, 8);
     least = clamp_to<i64>(kBehindOthers / per_query_head, min_of<i64>(4, least), least);
-  } else if (!p.deterministic && !cut && 4 * per_head > kBytes && 4 * per_head <= kFourHeads &&
-             p.mask->numbers_alone() && !p.mask->trivial() && far()) {
+  } else if (p.deterministic) {
+    if (2 * per_head <= kSeveral && seen_by_many(p, rows, keys)) least = 2;
+  } else if (!cut && 4 * per_head > kBytes && 4 * per_head <= kSeveral && p.mask->numbers_alone() &&
+             !p.mask->trivial() && seen_by_many(p, rows, keys)) {
     least = 4;
   }
   const i64 all = max_of(heads, 1);
@@ -151,7 +153,7 @@ KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardVie
 namespace jali::cuda {
 using Kernel = )" + instance() +
                    R"(;
-extern "C" __global__ void __launch_bounds__(Kernel::kTile.threads, 1))" +
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1))" +
                    (cluster > 1 ? " __cluster_dims__(" + std::to_string(cluster) + ", 1, 1)" : "") +
                    R"(
     backward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
@@ -217,6 +219,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
       // NOTE: a tile in one of the maps alone would be a turn that never comes, or one that two take.
       a.row_map = call.tile_map(tile.rows, tile.keys, false, true);
       a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: turns are in order
+      a.down = true;
+      // PERF: the first key tiles would keep others waiting, if few are as long: Longformer, where tables decide, 2050 us,
+      // so 1420.
+      if (!seen_by_many(p, rows, keys)) a.last = 0;
     }
   }
   const i64 row_tiles = i64{a.row_tiles} * p.Hq;
@@ -262,7 +268,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   sums.begin(module);
   if (blocks > 0) {
     if (p.deterministic) call.clear(a.turns, turns_bytes);
-    call.launch(main, blocks, tile.threads, tile.shared_bytes, {&q, &k, &v, &o, &a, mask});
+    call.launch(main, blocks, main.threads, tile.shared_bytes, {&q, &k, &v, &o, &a, mask});
   }
   sums.finish(module);
 }

@@ -52,7 +52,7 @@ TEST(every_unit_comes_once_and_long_ones_come_first) {
             others.push_back(unit);
         }
         for (i32 last : {1, 3, 7}) {
-          if (!down) check_order({7, section, 50, down, nullptr, nullptr, last, true});
+          check_order({7, section, 50, down, nullptr, nullptr, last, true});
           const WorkOrder order{7, section, 50, down, first.data(), others.data(), last};
           check_order(order);
           const i32 begin = order.total() - last * static_cast<i32>(others.size());
@@ -67,6 +67,21 @@ TEST(every_unit_comes_once_and_long_ones_come_first) {
   CHECK_EQ(order.place(0).unit, 3);
   CHECK_EQ(order.place(5).head, 1);
   CHECK_EQ(order.place(5).unit, 2);
+}
+
+TEST(units_of_a_head_come_from_the_last_one_on_but_of_the_last_heads_from_the_first) {
+  for (i32 last : {0, 1, 3, 7}) {
+    const WorkOrder order{7, 2, 50, true, nullptr, nullptr, last, true};
+    CHECK_EQ(order.in_order(), 7 - last);
+    std::vector<i32> units(7, -1);
+    for (i32 n = 0; n < order.total(); ++n) {
+      const WorkOrder::Place at = order.place(n);
+      i32& before = units[static_cast<std::size_t>(at.head)];
+      const bool rises = at.head >= order.in_order();
+      CHECK_EQ(at.unit, before < 0 ? (rises ? 0 : 49) : before + (rises ? 1 : -1));
+      before = at.unit;
+    }
+  }
 }
 
 TEST(the_last_heads_keep_all_processors_busy) {

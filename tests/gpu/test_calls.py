@@ -76,7 +76,8 @@ def test_sums_of_many_heads_keep_their_order(heads: int, D: int) -> None:
     """Key tiles add to dq in turns, and a turn is over when its additions are made: 1 call of 400
     differed where only the copy engine had said so."""
     tensors = one_sequence(heads, 1024, D)
-    for mask in (None, jali.CausalMask()):
+    causal = jali.CausalMask()
+    for mask in (None, causal, causal & jali.DocumentMask(documents(1024))):
         out = jali.attention(*tensors, mask, deterministic=True)
         dout = torch.randn_like(out)
         first = torch.autograd.grad(out, tensors, dout, retain_graph=True)

@@ -23,7 +23,7 @@ using Padded = And<leaf::Causal, Stored<leaf::KeyPadding>>;
 using KeyIntervals = Stored<leaf::KeyInterval>;
 
 #define BACKWARD_KERNELS(name, T, M)                                                           \
-  extern "C" __global__ void __launch_bounds__(384, 1)                                         \
+  extern "C" __global__ void __launch_bounds__(Kernel_##name::kThreads, 1)                     \
       name(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k, \
            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap o, \
            const __grid_constant__ BackwardArgs a, const __grid_constant__ M mask) {           \

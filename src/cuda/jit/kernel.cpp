@@ -20,7 +20,7 @@ namespace jali::cuda {
 namespace {
 
 // CUfunction_attribute
-constexpr int kLocalBytes = 3, kRegisters = 4, kDynamicShared = 8;
+constexpr int kMostThreads = 0, kLocalBytes = 3, kRegisters = 4, kDynamicShared = 8;
 
 const std::string& pack_hash() {
   static const std::string hash = [] {
@@ -204,6 +204,7 @@ const Kernel& find_kernel(std::string key, const char* name, int device, int sha
     });
     Kernel kernel;
     d.check(d.library_kernel(&kernel.function, library, name), name);
+    d.check(d.kernel_attribute(&kernel.threads, kMostThreads, kernel.function, device), name);
     d.check(d.kernel_attribute(&kernel.registers, kRegisters, kernel.function, device), name);
     d.check(d.kernel_attribute(&kernel.local_bytes, kLocalBytes, kernel.function, device), name);
     d.check(d.kernel_set_attribute(kDynamicShared, shared_bytes, kernel.function, device), name);

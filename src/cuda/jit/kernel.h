@@ -12,6 +12,7 @@ namespace jali::cuda {
 
 struct Kernel {
   Function* function = nullptr;
+  int threads = 0;  // of __launch_bounds__
   int registers = 0;
   int local_bytes = 0;  // spills and stack, a thread
 };

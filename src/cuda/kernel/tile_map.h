@@ -37,37 +37,38 @@ struct TileMap {
 #if defined(__CUDACC_RTC__)
 namespace jali::cuda {
 
-/// Visits the words of a line that have active tiles, the last one first if kDown; all lanes of a warp
+/// Visits the words of a line that have active tiles, the last one first if `down`; all lanes of a warp
 /// together. visit(n, classes, more, last): tiles from 32 n on; more, last: as of for_each_active.
-template <bool kDown, class Visit>
-__device__ __forceinline__ void for_each_word(const u64* line, i32 words, Visit visit) {
+template <class Visit>
+__device__ __forceinline__ void for_each_word(bool down, const u64* line, i32 words, Visit visit) {
   const i32 lane = threadIdx.x & 31;
 #pragma unroll 1
   for (i32 begin = 0; begin < words; begin += 32) {
     const i32 place = begin + lane;
     u32 mine = 0;
-    if (place < words) mine = static_cast<u32>(line[kDown ? words - 1 - place : place]);
+    if (place < words) mine = static_cast<u32>(line[down ? words - 1 - place : place]);
     u32 some = __ballot_sync(0xffffffffu, mine != 0);
 #pragma unroll 1
     while (some) {
       const i32 from = __ffs(some) - 1;
       some &= some - 1;
-      const i32 word = kDown ? words - 1 - begin - from : begin + from;
+      const i32 word = down ? words - 1 - begin - from : begin + from;
       // Once more: callers have few registers.
       visit(word, line[word], some != 0, some == 0 && begin + 32 >= words);
     }
   }
 }
-/// Visits the active tiles of a line, the last one first if kDown; all lanes of a warp together.
+/// Visits the active tiles of a line, the last one first if `down`; all lanes of a warp together.
 /// visit(index, partial, more, last); more: another one surely follows, last: surely none does
-template <bool kDown, class Visit>
-__device__ __forceinline__ void for_each_active(const u64* line, i32 words, Visit visit) {
-  for_each_word<kDown>(line, words, [&](i32 word, u64 classes, bool more, bool last) {
+template <class Visit>
+__device__ __forceinline__ void for_each_active(bool down, const u64* line, i32 words,
+                                                Visit visit) {
+  for_each_word(down, line, words, [&](i32 word, u64 classes, bool more, bool last) {
     u32 active = static_cast<u32>(classes);
     const u32 full = static_cast<u32>(classes >> 32);
 #pragma unroll 1
     while (active) {
-      const i32 bit = kDown ? 31 - __clz(active) : __ffs(active) - 1;
+      const i32 bit = down ? 31 - __clz(active) : __ffs(active) - 1;
       active ^= 1u << bit;
       visit(word * 32 + bit, !(full >> bit & 1), active != 0 || more, active == 0 && last);
     }

@@ -12,7 +12,7 @@ namespace jali::cuda {
 /// alone knows: with `first` or `by_length`, only total() and in_section() are for the host.
 struct WorkOrder {
   i32 heads, section, per_head;
-  bool down = false;           // units in order: from the last one to the first
+  bool down = false;           // units in order (not by length): from the last one to the first
   const i32* first = nullptr;  // units that come first: how many, then which, ascending; or null
   const i32* by_length = nullptr;  // the others, roughly the longest one first; or null
   i32 last = 0;                    // heads whose units come by length

@@ -69,8 +69,8 @@ struct BackwardTiles {
   static constexpr bool kClassifies = kMasked && !kOrdered && !kForcesMap && !any_leaf<IsUneven, M>;
   static constexpr bool kMapped = kMasked && !kClassifies;
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
-  // blocks what consumers have added (Turns), unless consumers do so themselves; then kFinders that
-  // look up cells, where consumers cannot tell them by key.
+  // blocks what consumers have added (Turns), unless consumers or the fourth warpgroup do so; then kFinders
+  // that look up cells, where consumers cannot tell them by key.
   // Where one run of rows sees a key (causal masks, windows, paddings), a warp finds the runs of its keys once a head,
   // not for each partial tile; so that they may come from tables.
   static constexpr bool kRuns = kMasked && seen_in_one_run<M>;
@@ -83,13 +83,21 @@ struct BackwardTiles {
   static_assert(!kPair || !kMultipliesOnes);
   // PERF: tiles of 64 keys are looked up by one: 12 causal documents of 8K, D256 770, with two 720 us.
   static constexpr i32 kFinders = kFinds ? kKeys / 64 : 0;
-  // PERF: not turns of blocks alone with tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09; of pairs 5.65, else 6.82.
-  static constexpr bool kTells = !kFinds && !(kOrdered && kTileKeys == 64);
   // Whether a warp hands dQ to the copy engine when its turn comes, so that consumers wait for none. PERF: they did, in
   // 1.02 of the time (16 heads of 8K), causal 1.03, 1K 1.06 and 1.08.
-  static constexpr bool kSends = kOrdered && kTells && !kPair;
+  static constexpr bool kSends = kOrdered && !kPair && kTileKeys == 128;
+  // Whether that warp, and the one that tells, are of a fourth warpgroup, for which consumers have fewer registers; a
+  // second warp cares for row tiles then. PERF: beside finders, where consumers sent and told, 0.84 of the time (short
+  // documents by ids), D 64 0.97 (16K), D 128 1K causal 0.87, 12 causal documents of 8K 0.94, 16K 1.02, no mask 1.02 to
+  // 1.04. Other masks, and options, would spill.
+  static constexpr bool kPlain = !kOptions.adjusts() && !kOptions.dropout;
+  static constexpr bool kTurnGroup = kSends && (kFinds || kRows == 128 || (kRuns && kPlain));
+  // PERF: not turns of blocks alone with tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09; of pairs 5.65, else 6.82.
+  static constexpr bool kTells = kSends || (!kFinds && !(kOrdered && kTileKeys == 64));
   // PERF: beside a bias in shared memory, which takes half of the stages, one: ptxas spills with one stage each.
-  static constexpr i32 kRowWarps = kStagesBias ? 1 : 3 - kFinders - kTells - kSends;
+  static constexpr i32 kTurnWarps = kTurnGroup ? 0 : kTells + kSends;  // of this warpgroup
+  static constexpr i32 kRowWarps =
+      kStagesBias ? 1 : 3 - max_of(kFinders + kTurnWarps, i32{kTurnGroup});
   static constexpr i32 kStagesEach = kRowStages / kRowWarps;
   // Beside the loader.
   static constexpr i32 kCountingWarps = kRowWarps + kTells + kSends + kConsumerWarps;
@@ -128,10 +136,13 @@ struct BackwardTiles {
     i32 key, h_kv;
     i32 section;   // of the work
     i32 row_tile;  // the first one of its rows, of its first query head, among all
-    i32 before;    // whether the block had another one before
+    bool before;   // whether the block had another one before
+    bool
+        down;  // kOrdered: whether its head's key tiles come from the last one on (BackwardArgs::down)
   };
   struct Head {             // the query head that the loader is at
     i32 h, base, key_tile;  // base: number of its first row tile
+    bool down;              // of the key tile
     const u64* row_words;   // kOrdered: its lines of the map
     u64 bias;               // kStagesBias
   };
@@ -207,7 +218,7 @@ struct BackwardTiles {
     barrier_init(sm.v_empty(), kConsumerWarps);
     for (i32 n = 0; n < kNoteSlots; ++n) {
       barrier_init(sm.note_full(n), 1);
-      if (kFinds || kSends) barrier_init(sm.note_empty(n), kFinds ? kFinders : 1);
+      if (kFinds || kSends) barrier_init(sm.note_empty(n), kFinders + kSends);
       if (kFinds) barrier_init(sm.cells_full(n), kFinders);
     }
     for (i32 n = 0; n < kStages; ++n) {
@@ -248,6 +259,7 @@ struct BackwardTiles {
     item.section = at.section;
     item.row_tile = at.row_tile;
     item.before = at.before;
+    item.down = at.down;
     return item;
   }
 
@@ -374,6 +386,7 @@ struct BackwardTiles {
     const i32 num_heads = s.Hq / s.group, b = at.head / num_heads;
     Item item;
     item.section = at.section;
+    item.down = kOrdered && a.down && at.head < a.key_order().in_order();
     item.h_kv = at.head - b * num_heads;
     i32 unit = at.unit;
     if (kClassifies && s.sorted() && at.head >= a.key_order().in_order()) {
@@ -389,17 +402,19 @@ struct BackwardTiles {
     return item;
   }
 
-  /// How many of the key tiles before `keys` are active in a row tile, from its line of the map. All
-  /// lanes call it.
-  JALI_DEVICE static i32 turn_of(const u64* words, i32 keys) {
+  /// How many of the key tiles before key tile n, or behind it if `down`, are active in a row tile, whose line of
+  /// the map has so many words. All lanes call it.
+  JALI_DEVICE static i32 turn_of(const u64* line, i32 words, i32 n, bool down) {
     i32 turn = 0;
 #pragma unroll 1
-    for (i32 begin = 0; begin < keys; begin += 32 * 32) {
-      const i32 left = keys - begin - 32 * (threadIdx.x & 31);  // of this lane's word on
-      u32 before = 0;
-      if (left > 0) before = static_cast<u32>(words[begin / 32 + (threadIdx.x & 31)]);
-      if (left > 0 && left < 32) before &= (1u << left) - 1;
-      turn += __reduce_add_sync(0xffffffffu, __popc(before));
+    for (i32 begin = 0; begin < words; begin += 32) {
+      const i32 word = begin + (threadIdx.x & 31),
+                place = n - 32 * word;  // of n in this lane's word
+      u32 active = word < words ? static_cast<u32>(line[word]) : 0;
+      const u32 from = place <= 0 ? ~0u : place < 32 ? ~0u << place : 0;  // it, and those behind it
+      const u32 own = place >= 0 && place < 32 ? 1u << place : 0;
+      active &= down ? from ^ own : ~from;
+      turn += __reduce_add_sync(0xffffffffu, __popc(active));
     }
     return turn;
   }
@@ -516,7 +531,10 @@ struct BackwardTiles {
         const i32 row_line = item.row_tile % a.row_tiles_of_sequence;  // the first one of its piece
         const i32 base = item.row_tile + (f.h - item.f.h) * a.row_tiles_of_sequence;
         const i32 tile_key = item.key - own_first();
-        const Head head{f.h, base, tile_key / kTileKeys,
+        const Head head{f.h,
+                        base,
+                        tile_key / kTileKeys,
+                        item.down,
                         kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr,
                         kStagesBias ? Scores::StagedBias::of_head(a.scores.bias, f) : 0};
         loader.prepare(head);
@@ -526,7 +544,10 @@ struct BackwardTiles {
           const i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0) | (more ? kMore : 0);
           const volatile Head& at = loader.notes->head;
           i32 turn = at.key_tile;
-          if (kOrdered && kMapped) turn = turn_of(at.row_words + i64{t} * a.row_map.words, turn);
+          if (kOrdered && kMapped) {
+            const i32 words = a.row_map.words;
+            turn = turn_of(at.row_words + i64{t} * words, words, turn, at.down);
+          }
           const Note note = {flags, at.base + t, t * kRows, at.h, turn, kStagesBias ? at.bias : 0};
           loader.send(note, first);
           first = false;
@@ -543,9 +564,8 @@ struct BackwardTiles {
           const i32 key_line = a.seq.cut() ? cuda::first_slot(f.k_start, piece, kTileKeys) : 0;
           const i32 line = key_line + head.key_tile;
           const i32 words = ceil_div(f.num_rows, 32 * kRows);
-          // kOrdered: rows that all keys see come first under a causal mask, so that key tiles need
-          // not wait until others come to where they begin.
-          cuda::for_each_active<kOrdered>(a.key_map.line(f, line), words, visit);
+          cuda::for_each_active(kOrdered && !loader.notes->head.down, a.key_map.line(f, line),
+                                words, visit);
         } else {
           // Keys behind the end have to be hidden; rows there weigh nothing as they are.
           const bool partial = tile_key + kTileKeys > f.num_keys;
@@ -634,13 +654,21 @@ struct BackwardTiles {
 
   // ---- steps of the consumers -----------------------------------------------------------------
   /// Waits for the note of row tile number `steps`; its Q comes later.
-  JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number, i32& turn,
-                                    i32& row, i32& h) {
+  JALI_DEVICE static void next_note(const Shared& sm, u32 steps, i32& flags, i32& number, i32& row,
+                                    i32& h) {
     barrier_wait(sm.note_full(steps), steps / kNoteSlots & 1);
     load_shared(sm.note(steps), flags, number, row, h);
     flags = broadcast(flags);
     number = broadcast(number);
-    if (kOrdered) turn = broadcast(load_shared(sm.note(steps) + 16));
+  }
+  /// The same of its flags alone.
+  JALI_DEVICE static i32 next_flags(const Shared& sm, u32 steps) {
+    barrier_wait(sm.note_full(steps), steps / kNoteSlots & 1);
+    return broadcast(load_shared(sm.note(steps)));
+  }
+  /// The turn of that row tile.
+  JALI_DEVICE static i32 turn_of_note(const Shared& sm, u32 steps) {
+    return broadcast(load_shared(sm.note(steps) + 16));
   }
   /// What accumulators start at: the statistics of the rows, unless the tensor cores multiply them; zeros
   /// where options come between.
@@ -865,6 +893,17 @@ struct BackwardTiles {
       __syncthreads();
     }
     begin_kernel();
+    // For warp n of those that do.
+    auto take_turns = [&](i32 n) {
+      if (kSends && n == 0) {
+        Turns::send_sums(a, sm, send);
+      } else if (kTells && n == kSends) {
+        Turns::tell_others(a, sm);
+      } else {
+        return;
+      }
+      Rows{a}.leave(kCountingWarps);
+    };
     if (wg == 0) {
       give_registers<kLoaderRegisters>();
       const i32 warp = broadcast(threadIdx.x >> 5);
@@ -877,15 +916,17 @@ struct BackwardTiles {
         Rows rows{a, static_cast<u32>(opaque(static_cast<i32>(stages)))};
         rows.work(notes->wanted);
         rows.leave(kCountingWarps);
-      } else if (kSends && warp == kRowWarps + 1) {
-        Turns::send_sums(a, sm, send);
-        Rows{a}.leave(kCountingWarps);
-      } else if (kTells && warp == kRowWarps + kSends + 1) {
-        Turns::tell_others(a, sm);
-        Rows{a}.leave(kCountingWarps);
+      } else if (warp <= kRowWarps + kTurnWarps) {
+        take_turns(warp - kRowWarps - 1);
       } else if constexpr (kFinds) {
         find_cells(mask, sm, notes, warp);
       }
+    } else if (kTurnGroup && wg == 3) {
+      constexpr i32 kTurnRegisters = 24;
+      static_assert(!kTurnGroup ||
+                    kLoaderRegisters + 2 * kConsumerRegisters + kTurnRegisters <= 512);
+      give_registers<kTurnRegisters>();
+      take_turns(broadcast(threadIdx.x >> 5) - 12);
     } else {
       take_registers<kConsumerRegisters>();
       ConsumerRows rows{a};

@@ -4,9 +4,9 @@
 //
 // Who adds, awaits turns, fences, and counts:
 //   not deterministic                  consumers add, warp 3 counts key tiles (tell_others)
-//   deterministic, bwd_sm90            warp 2 adds, in turns (send_sums), warp 3 counts
+//   deterministic, bwd_sm90            a warp adds, in turns (send_sums), another one counts
 //   deterministic, bwd_sm90_pair       consumers add, in turns, warp 3 counts row tiles, consumers key tiles
-//   where finders have these warps, and deterministic bwd_sm90_wide: consumers do all
+//   where finders have these warps (not bwd_sm90, deterministic), and deterministic bwd_sm90_wide: consumers do all
 // NOTE: when the copy engine's groups are complete (bulk_wait), what they added is there for their thread alone;
 // without a fence others read sums too early, or add in another order. Of turns only the order of additions matters,
 // which are made in L2: they are awaited without an order of other memory.
@@ -73,8 +73,9 @@ struct BackwardTurns {
     const i32 lane = threadIdx.x & 31;
 #pragma unroll 1
     for (u32 n = 0;; ++n) {
-      i32 flags, number, turn, row, h;
-      Tiles::next_note(sm, n, flags, number, turn, row, h);
+      i32 flags, number, row, h;
+      Tiles::next_note(sm, n, flags, number, row, h);
+      const i32 turn = Tiles::turn_of_note(sm, n);
       barrier_arrive_if(sm.note_empty(n), lane == 0);
       if (flags & Tiles::kEnd) {
         hand_over(sm, kNone, kNone, n, true);

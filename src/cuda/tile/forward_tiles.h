@@ -230,11 +230,11 @@ struct ForwardTiles {
     if constexpr (cuda::has_map(kMask)) {
       const RowTile t = RowTile::load(tile);
       const i32 words = ceil_div(t.f.num_keys, 32 * kKeys);
-      cuda::for_each_word<true>(a.map.line(t.f, slot), words,
-                                [&](i32 word, u64 classes, bool, bool) {
-                                  const u64 own = classes >> (31 - lane);
-                                  visit(word * 32 + 31 - lane, own & 1, !(own >> 32 & 1));
-                                });
+      cuda::for_each_word(true, a.map.line(t.f, slot), words,
+                          [&](i32 word, u64 classes, bool, bool) {
+                            const u64 own = classes >> (31 - lane);
+                            visit(word * 32 + 31 - lane, own & 1, !(own >> 32 & 1));
+                          });
     } else {
       classify_and_visit(mask, tile, lane, visit);
     }

@@ -12,9 +12,9 @@
 //           which under a mask it classifies, or finds in a tile map); warp 1 cares for row tiles
 //           (tile/backward_rows.h); warps 2 and 3 look up the cells of partial tiles, or, where
 //           consumers can tell them by key, warp 2 does as warp 1, and warp 3 tells other blocks what
-//           consumers have added (beside a staged bias warp 2, and warp 3 nothing); if kOrdered, warp 2 adds
-//           for them, in turns, and warp 3 tells that. Warpgroups 1 and 2: 64 keys each; before and after that,
-//           row tiles, too.
+//           consumers have added (beside a staged bias warp 2, and warp 3 nothing). Warpgroups 1 and 2: 64
+//           keys each; before and after that, row tiles, too. If kOrdered, a warp adds for consumers, in turns,
+//           and another one tells that: two of a fourth warpgroup, or, without that (kTurnGroup), warps 2 and 3.
 // A step    one row tile: S' = K Q' and dP' = V dO' (' transposed), P and dS stay in registers as
 //           left operands of dV += P' dO and dK += dS' Q. dS goes to shared memory as well, where
 //           both warpgroups' keys meet in dQ = dS K, one step late: 64 x 64 of it a warpgroup, in
@@ -36,8 +36,8 @@
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
 //           cells_full and note_empty: one a finder warp (2), of every row tile; else added_full: one a
-//           consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that is 1 then, staged_empty
-//           and note_empty: 1, by the warp that adds.
+//           consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that is 1 then; staged_empty:
+//           1, and one more of note_empty, by the warp that adds.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -131,11 +131,16 @@ struct Backward {
   // S starts at what is added to scores; but a bias of keys is added to exponents, by the instruction that
   // multiplies them (PERF: 5 % less time), from shared memory, where a warp puts that of its keys once a head.
   static constexpr bool kStartsAtAdded = Scores::kAdds && !Scores::kAddsKeys;
-  static constexpr bool kMultipliesOnes = Tiles::kMultipliesOnes, kSends = Tiles::kSends;
-  // Notes are read a step early. PERF: D 64 is slower so; other options, and turns that consumers wait for, leave too
-  // few registers.
-  static constexpr bool kReadsEarly = kRows == 64 && (!kOrdered || kSends) && !Scores::kAdjusts &&
-                                      !kStartsAtAdded && !kOptions.dropout && !kWanted.per_tile();
+  static constexpr bool kMultipliesOnes = Tiles::kMultipliesOnes;
+  static constexpr bool kTurnGroup = Tiles::kTurnGroup;
+  static constexpr i32 kThreads = kTile.threads + (kTurnGroup ? 128 : 0);
+  static constexpr i32 kConsumerRegisters = kTile.consumer_registers - (kTurnGroup ? 8 : 0);
+  // Whether options leave registers for what shortens a step at D 128.
+  static constexpr bool kSpares = kRows == 64 && !Scores::kAdjusts && !kStartsAtAdded &&
+                                  !kOptions.dropout && !kWanted.per_tile();
+  // Notes are read a step early. PERF: D 64 is slower so; beside a fourth warpgroup it would spill.
+  static constexpr bool kReadsEarly = kSpares && !kTurnGroup;
+  static_assert(Tiles::kSends == kOrdered, "consumers know no turns");
   static_assert(tile::kStagedBytes <= kDqBytes, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
@@ -191,10 +196,8 @@ struct Backward {
 
     u32 counts = 0;  // of row tiles, times 4, and of key tiles modulo 4
     i32 flags = 0;   // of the row tile that comes next
-    // Unless kSends:
-    i32 number = 0, last_number = 0;  // its number; that of the one whose dQ is due
-    i32 turn = 0, last_turn = 0;      // kOrdered: their turns
-    i32 sent = -1;                    // kOrdered: the row tile whose dQ was sent, not yet counted
+    // Unless kOrdered: its number; that of the one whose dQ is due.
+    i32 number = 0, last_number = 0;
 
     float dk[kD / 2], dv[kDv / 2];
     float s[kRows / 2], dp[kRows / 2];
@@ -313,7 +316,7 @@ struct Backward {
         s[n] = kCaps ? tanh_fast(x) : exp2_fast(x);
       }
       // PERF: ptxas would wait for dP before all of them.
-      if constexpr (kReadsEarly && (!kHides || kStartsHidden)) {
+      if constexpr (kSpares && (!kHides || kStartsHidden)) {
         float some = 0;
 #pragma unroll
         for (i32 n = 3; n < kRows / 2; n += 8) some += s[n];
@@ -380,16 +383,15 @@ struct Backward {
         store_matrices((to + t / 4 * kKHalf) ^ (t % 4 * 32), ds + 4 * t);
       }
     }
-    /// Hands this warp's dQ, the n-th, to the copy engine, or to the warp that does so, if one is due. section: of the
-    /// key tile, if it is the last one of that.
-    JALI_DEVICE void send_dq(u32 buffer, bool due, u32 n, i32 section, i32 turns) {
+    /// Hands this warp's dQ, the n-th, to the copy engine, or to the warp that does so in turns, if one is due. section:
+    /// of the key tile, if it is the last one of that.
+    JALI_DEVICE void send_dq(u32 buffer, bool due, u32 n, i32 section) {
       barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
       Turns::await_place(sm, n);
       Turns::template stage_dq<kDqCols>(dq_buffer(sm, warp), dq(), lane);
-      if constexpr (kSends) {
+      if constexpr (kOrdered) {
         Turns::hand_over_dq(sm, section, due);
       } else {
-        Turns::wait_turn(a, due, last_number, last_turn, turns, sent);
         add_dq(a, sm, last_number, warp, wg() == 1, due & lane == 0);
       }
     }
@@ -405,7 +407,7 @@ struct Backward {
       const u32 stage = steps() % kStages, parity = steps() / kStages & 1;
       const u32 buffer = steps() % 2, buffer_parity = steps() / 2 & 1;
       const u32 last_buffer = (steps() + 1) % 2, last_parity = (steps() - 1) / 2 & 1;
-      const i32 this_number = number, this_turn = turn;
+      const i32 this_number = number;
       const bool more = flags & Tiles::kMore;
       u32 early[2] = {0, 0};  // flags and number of the next row tile
       barrier_wait(sm.q_full(stage), parity);
@@ -440,8 +442,6 @@ struct Backward {
         copy_bias(steps() + more, more);
       }
       if constexpr (!kNothing) weigh<kHides>(hiding);
-      // PERF: here, for others wait for it: when the next dQ is sent, it is late (1.14, not 1.10).
-      Turns::template end_turn<true>(a, sm, sent, steps() - 2);
       if constexpr (!kNothing) {
         wgmma_wait<0>();
         tie(dp);
@@ -476,7 +476,6 @@ struct Backward {
       barrier_arrive_if(ds_full(sm, buffer), lane == 0);
       // PERF: beside the MMA.
       if constexpr (kWanted.per_cell()) Scores::emit(dp, a, place(), opaque(lane));
-      const i32 turns = Turns::turns_of(a, last_number);
       barrier_wait(ds_full(sm, last_buffer), last_parity);
       tie(dq());
       wgmma_fence();
@@ -497,10 +496,12 @@ struct Backward {
       if constexpr (kLooksAhead) look_ahead(next);
       wgmma_wait<kNothing ? 0 : 1>();
       tie(dq());
-      send_dq(last_buffer, due, steps() - (due ? 2 : 1), Turns::kNone, turns);
-      if constexpr (!kReadsEarly) {
+      send_dq(last_buffer, due, steps() - (due ? 2 : 1), Turns::kNone);
+      if constexpr (!kReadsEarly && kOrdered && !(kPrepares && !kStagesBias)) {
+        flags = Tiles::next_flags(sm, steps());  // PERF: four words in a row would spill
+      } else if constexpr (!kReadsEarly) {
         i32 row, h;
-        Tiles::next_note(sm, steps(), flags, number, turn, row, h);
+        Tiles::next_note(sm, steps(), flags, number, row, h);
         if constexpr (kPrepares && !kStagesBias) {
           if constexpr (!kLooksAhead) look_ahead(next);
           if (flags & Tiles::kEnd) row = h = 0;
@@ -519,7 +520,6 @@ struct Backward {
       }
       barrier_arrive_if(sm.rows_empty(stage), lane == 0);
       last_number = this_number;
-      last_turn = this_turn;
       if constexpr (kStagesBias) {
         if (!more && !(flags & (Tiles::kFirst | Tiles::kEnd))) prepare();
       }
@@ -527,7 +527,7 @@ struct Backward {
         flags = early[0];
         number = early[1];
         i32 row, h;
-        if (!more) Tiles::next_note(sm, steps(), flags, number, turn, row, h);
+        if (!more) Tiles::next_note(sm, steps(), flags, number, row, h);
       }
       if constexpr (Scores::kAddsKeys) {
         if (a.seq.group > 1 && !(flags & (Tiles::kFirst | Tiles::kEnd))) load_of_keys();
@@ -570,12 +570,10 @@ struct Backward {
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);
       const u32 buffer = (steps() - 1) % 2;
-      if (!kSends && notes->item[(items() - 1) % 4].before) {
+      if (!kOrdered && notes->item[(items() - 1) % 4].before) {
         bulk_wait();
         Turns::end_item(a, sm, notes->item[(items() - 2) % 4], items() - 2);
       }
-      Turns::template end_turn<true>(a, sm, sent, steps() - 2);
-      const i32 turns = Turns::turns_of(a, last_number);
       barrier_wait(ds_full(sm, buffer), (steps() - 1) / 2 & 1);
       tie(dq());
       wgmma_fence();
@@ -592,15 +590,14 @@ struct Backward {
       barrier_arrive_if(sm.k_empty(), lane == 0);
       Tiles::template store<true>(dk, a.scale, a.dk, a.dk_strides, a.D, item, first_key(), lane,
                                   staged);
-      send_dq(buffer, true, steps() - 1, item.section, turns);
-      Turns::template end_turn<true>(a, sm, sent, steps() - 1);
+      send_dq(buffer, true, steps() - 1, item.section);
     }
   };
 
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
                               const M& mask) {
-    Tiles::template run<kTile.loader_registers, kTile.consumer_registers>(
+    Tiles::template run<kTile.loader_registers, kConsumerRegisters>(
         map_q, map_k, map_v, map_o, a, mask,
         [](const Shared& sm) {
           for (i32 n = 0; n < 4; ++n) barrier_init(sm.own(n), Tiles::kConsumerWarps);
@@ -609,9 +606,9 @@ struct Backward {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) - 4;
           Consumer c{a, mask, sm, notes, warp, lane};
           i32 row, h;
-          Tiles::next_note(sm, 0, c.flags, c.number, c.turn, row, h);
+          Tiles::next_note(sm, 0, c.flags, c.number, row, h);
           while (!(c.flags & Tiles::kEnd)) c.run_item();
-          if (!kSends && c.steps() > 0) {
+          if (!kOrdered && c.steps() > 0) {
             bulk_wait();
             Turns::end_item(a, sm, notes->item[(c.items() - 1) % 4], c.items() - 1);
           }

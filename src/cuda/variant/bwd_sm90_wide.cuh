@@ -102,6 +102,7 @@ struct BackwardWide {
                                     kForcesMap, kPair>;
   using Rows = typename Tiles::Rows;
   using Turns = typename Tiles::Turns;
+  static constexpr i32 kThreads = kTile.threads;
   using Scores = typename Tiles::Scores;
   using Shared = typename Tiles::Shared;
   using Notes = typename Tiles::Notes;
@@ -445,7 +446,8 @@ struct BackwardWide {
         multiply_dq(last_buffer, 1);
       }
       i32 row, h;
-      Tiles::next_note(sm, steps, flags, number, turn, row, h);
+      Tiles::next_note(sm, steps, flags, number, row, h);
+      if (kOrdered) turn = Tiles::turn_of_note(sm, steps);
       wgmma_wait<0>();
       tie(w);
       tie(x);
@@ -516,7 +518,8 @@ struct BackwardWide {
       Turns::wait_turn(a, due, last_number, last_turn, turns, sent);
       send_dq(0, due);
       i32 row, h;
-      Tiles::next_note(sm, steps, flags, number, turn, row, h);
+      Tiles::next_note(sm, steps, flags, number, row, h);
+      if (kOrdered) turn = Tiles::turn_of_note(sm, steps);
       if constexpr (kKeySide) {
         wgmma_wait<0>();
         tie(w);
@@ -588,7 +591,8 @@ struct BackwardWide {
     }
     JALI_DEVICE void run() {
       i32 row, h;
-      Tiles::next_note(sm, steps, flags, number, turn, row, h);
+      Tiles::next_note(sm, steps, flags, number, row, h);
+      if (kOrdered) turn = Tiles::turn_of_note(sm, steps);
       while (!(flags & Tiles::kEnd)) run_item();
       end_last_item();
       Turns::end(sm, items, steps);
