@@ -68,6 +68,7 @@ struct BackwardTiles {
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
   static constexpr bool kClassifies = kMasked && !kOrdered && !kForcesMap && !any_leaf<IsUneven, M>;
   static constexpr bool kMapped = kMasked && !kClassifies;
+  static constexpr bool kDown = kOrdered && kMapped;  // what BackwardArgs::down says
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
   // blocks what consumers have added (Turns), unless consumers or the fourth warpgroup do so; then kFinders
   // that look up cells, where consumers cannot tell them by key.
@@ -94,8 +95,8 @@ struct BackwardTiles {
   static constexpr bool kTurnGroup = kSends && (kFinds || kRows == 128 || (kRuns && kPlain));
   // PERF: not turns of blocks alone with tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09; of pairs 5.65, else 6.82.
   static constexpr bool kTells = kSends || (!kFinds && !(kOrdered && kTileKeys == 64));
+  static constexpr i32 kTurnWarps = kTurnGroup ? 0 : kTells + kSends;  // of the loader's warpgroup
   // PERF: beside a bias in shared memory, which takes half of the stages, one: ptxas spills with one stage each.
-  static constexpr i32 kTurnWarps = kTurnGroup ? 0 : kTells + kSends;  // of this warpgroup
   static constexpr i32 kRowWarps =
       kStagesBias ? 1 : 3 - max_of(kFinders + kTurnWarps, i32{kTurnGroup});
   static constexpr i32 kStagesEach = kRowStages / kRowWarps;
@@ -137,8 +138,7 @@ struct BackwardTiles {
     i32 section;   // of the work
     i32 row_tile;  // the first one of its rows, of its first query head, among all
     bool before;   // whether the block had another one before
-    bool
-        down;  // kOrdered: whether its head's key tiles come from the last one on (BackwardArgs::down)
+    bool down;     // whether its head's key tiles come from the last one on
   };
   struct Head {             // the query head that the loader is at
     i32 h, base, key_tile;  // base: number of its first row tile
@@ -383,10 +383,11 @@ struct BackwardTiles {
   /// A key tile in the order of work, for a whole warp.
   JALI_DEVICE static Item item_of(const BackwardArgs& a, const cuda::WorkOrder::Place& at) {
     const Sequences& s = a.seq;
-    const i32 num_heads = s.Hq / s.group, b = at.head / num_heads;
+    // PERF: opaque, or the quotient would be kept, and spill.
+    const i32 num_heads = s.Hq / opaque(s.group), b = at.head / num_heads;
     Item item;
     item.section = at.section;
-    item.down = kOrdered && a.down && at.head < a.key_order().in_order();
+    item.down = kDown && at.head < a.heads - a.last;
     item.h_kv = at.head - b * num_heads;
     i32 unit = at.unit;
     if (kClassifies && s.sorted() && at.head >= a.key_order().in_order()) {
@@ -500,6 +501,7 @@ struct BackwardTiles {
       cuda::WorkOrder of = a.key_order();
       of.first = kLongFirst ? loader.notes->first_units : nullptr;  // PERF: a copy that is near
       if (!kLongFirst) of.by_length = nullptr;
+      if (kOrdered) of.down = of.falling = kDown;
       return of;
     };
     if (lane == 0) store_shared(loader.sm.ready_section(), -1);
@@ -535,7 +537,7 @@ struct BackwardTiles {
                         base,
                         tile_key / kTileKeys,
                         item.down,
-                        kOrdered && kMapped ? a.row_map.line(f, row_line) : nullptr,
+                        kDown ? a.row_map.line(f, row_line) : nullptr,
                         kStagesBias ? Scores::StagedBias::of_head(a.scores.bias, f) : 0};
         loader.prepare(head);
         const bool last_head = f.h == item.f.h + a.seq.group - 1;
@@ -544,7 +546,7 @@ struct BackwardTiles {
           const i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0) | (more ? kMore : 0);
           const volatile Head& at = loader.notes->head;
           i32 turn = at.key_tile;
-          if (kOrdered && kMapped) {
+          if (kDown) {
             const i32 words = a.row_map.words;
             turn = turn_of(at.row_words + i64{t} * words, words, turn, at.down);
           }
