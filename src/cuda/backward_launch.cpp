@@ -39,7 +39,7 @@ bool seen_by_many(const AttentionProblem& p, i64 rows, i64 keys) {
 /// 3850, 3810, D64 4900, 4875; windows of 32K by two heads 1.03, short documents by four 1.06 of the time.
 /// Deterministic, without a mask, each key tile of a head waits for those before it, so that more heads are worked on at
 /// once: at most 8 key tiles of each, but fewer heads where L2 holds little of one. Under a mask they come to row tiles
-/// when their turns are there (BackwardArgs::down), far apart: two heads of up to 32 MB.
+/// when their turns are there (BackwardTiles::kDown), far apart: two heads of up to 32 MB.
 /// PERF (us, H200): of at most 16, 11, 8, 5 key tiles of a head at once 16 heads of 16K, D128, take 9600, 9560, 9375,
 /// 9470, of 8K 2490, 2475, 2455, 2435. Of 1, 2, 4, 16 heads 16K causal 4710, 4580, 4820, 5840; D64 5120, 4990, 5020, 6290;
 /// 12 causal documents of 32K 4210, 4130, 4480; 2 x 8K 587, 592, 675, 688; 8 groups of 4 heads of 16K, causal, of 1, 2, 4,
@@ -208,20 +208,20 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
       adjusts_products(backward_options(p, grads)) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
   const bool maps = has_maps(p);
-  a.even = !maps && !p.mask->trivial();
+  const bool even = !maps && !p.mask->trivial();
+  a.falling = even || (maps && p.deterministic);
   // More heads beside each other, so that no long key tile is left to the end.
   // PERF (us): 12 causal documents, 2 x 8K, sorted 2 heads 591, 3 585, 4 586, 5 587, 8 617, not sorted 4 586, 8 598;
   // 32K 3940, 3980, 3990, 4050, 4150; 4090, 4050.
-  if (a.even && a.seq.cut()) a.last = min_of(max_of(a.last, a.seq.sorted() ? 3 : 4), a.heads);
+  if (even && a.seq.cut()) a.last = min_of(max_of(a.last, a.seq.sorted() ? 3 : 4), a.heads);
   if (maps) {
     a.key_map = call.tile_map(tile.rows, tile.keys, true, p.deterministic);
     if (p.deterministic) {
       // NOTE: a tile in one of the maps alone would be a turn that never comes, or one that two take.
       a.row_map = call.tile_map(tile.rows, tile.keys, false, true);
       a.key_map.long_lines = a.key_map.by_length = nullptr;  // NOTE: turns are in order
-      a.down = true;
-      // PERF: the first key tiles would keep others waiting, if few are as long: Longformer, where tables decide, 2050 us,
-      // so 1420.
+      // PERF: the first ones of these heads would keep others waiting, if few are as long: Longformer 2050 us, without
+      // last heads 1420 (which it does not get: tables decide).
       if (!seen_by_many(p, rows, keys)) a.last = 0;
     }
   }

@@ -122,11 +122,7 @@ struct BackwardArgs {
   i32 heads = 0;                  // B · Hkv; varlen: Hkv
   i32 section = 1;                // heads whose q and dout stay in L2 together
   i32 last = 0;                   // heads_by_length()
-  bool even = false;              // no key_map, for a mask of even leaves (mask/leaf.h, kEven)
-  // Deterministic under a mask: key tiles go from a head's last one to its first, each from its first row tile on, so
-  // that under a causal mask each comes to a row tile when its turn is there. But the long ones would then be left to
-  // the end: of the `last` heads key tiles go the other way round, from the last row tile on, which all of them see.
-  bool down = false;
+  bool falling = false;           // the key tiles of these come in order: WorkOrder::falling
   // Of row_order(): what the first key tiles of all blocks need, and what the last ones add to. These
   // parts are taken one by one, since all wait for the last of them, others by row tiles.
   i32 first_parts = 0, last_parts = 0;
@@ -153,8 +149,7 @@ struct BackwardArgs {
   float* sink_sums = nullptr;    // [sequences][Hq][parts of a head's row tiles]; may be null
 
   JALI_HD WorkOrder key_order() const {
-    return {heads, section,     key_tiles, down, key_map.long_lines, key_map.by_length,
-            last,  even || down};
+    return {heads, section, key_tiles, false, key_map.long_lines, key_map.by_length, last, falling};
   }
   /// Of parts of row tiles; in a section head by head.
   JALI_HD WorkOrder row_order() const { return {heads, section, row_parts}; }

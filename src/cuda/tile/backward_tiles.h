@@ -68,7 +68,11 @@ struct BackwardTiles {
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
   static constexpr bool kClassifies = kMasked && !kOrdered && !kForcesMap && !any_leaf<IsUneven, M>;
   static constexpr bool kMapped = kMasked && !kClassifies;
-  static constexpr bool kDown = kOrdered && kMapped;  // what BackwardArgs::down says
+  // Deterministic under a mask: key tiles go from a head's last one to its first, each from its first row tile on, so
+  // that under a causal mask each comes to a row tile when its turn is there. But the long ones would then be left to
+  // the end: of BackwardArgs::last heads key tiles go the other way round, from the last row tile on, which all of them
+  // see.
+  static constexpr bool kDown = kOrdered && kMapped;
   // The other warps of the loader's warpgroup: kRowWarps that care for row tiles; one that tells other
   // blocks what consumers have added (Turns), unless consumers or the fourth warpgroup do so; then kFinders
   // that look up cells, where consumers cannot tell them by key.
@@ -87,11 +91,11 @@ struct BackwardTiles {
   // Whether a warp hands dQ to the copy engine when its turn comes, so that consumers wait for none. PERF: they did, in
   // 1.02 of the time (16 heads of 8K), causal 1.03, 1K 1.06 and 1.08.
   static constexpr bool kSends = kOrdered && !kPair && kTileKeys == 128;
+  static constexpr bool kPlain = !kOptions.adjusts() && !kOptions.dropout;
   // Whether that warp, and the one that tells, are of a fourth warpgroup, for which consumers have fewer registers; a
   // second warp cares for row tiles then. PERF: beside finders, where consumers sent and told, 0.84 of the time (short
   // documents by ids), D 64 0.97 (16K), D 128 1K causal 0.87, 12 causal documents of 8K 0.94, 16K 1.02, no mask 1.02 to
   // 1.04. Other masks, and options, would spill.
-  static constexpr bool kPlain = !kOptions.adjusts() && !kOptions.dropout;
   static constexpr bool kTurnGroup = kSends && (kFinds || kRows == 128 || (kRuns && kPlain));
   // PERF: not turns of blocks alone with tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09; of pairs 5.65, else 6.82.
   static constexpr bool kTells = kSends || (!kFinds && !(kOrdered && kTileKeys == 64));
@@ -501,7 +505,8 @@ struct BackwardTiles {
       cuda::WorkOrder of = a.key_order();
       of.first = kLongFirst ? loader.notes->first_units : nullptr;  // PERF: a copy that is near
       if (!kLongFirst) of.by_length = nullptr;
-      if (kOrdered) of.down = of.falling = kDown;
+      of.down = kDown;
+      if (kOrdered) of.falling = kDown;
       return of;
     };
     if (lane == 0) store_shared(loader.sm.ready_section(), -1);

@@ -244,6 +244,7 @@ struct Backward {
       for (float& x : key_sums) x = 0;
     }
     static constexpr bool kPrepares = kStartsAtAdded || kOptions.dropout;
+    static constexpr bool kPreparesNext = kPrepares && !kStagesBias;  // by row and head
     static constexpr bool kLooksAhead = kOptions.dropout;  // PERF: others have no register for it
     /// What is known early of the row tile that comes next. PERF: memory answers late.
     struct Next {
@@ -497,12 +498,12 @@ struct Backward {
       wgmma_wait<kNothing ? 0 : 1>();
       tie(dq());
       send_dq(last_buffer, due, steps() - (due ? 2 : 1), Turns::kNone);
-      if constexpr (!kReadsEarly && kOrdered && !(kPrepares && !kStagesBias)) {
+      if constexpr (!kReadsEarly && kOrdered && !kPreparesNext) {
         flags = Tiles::next_flags(sm, steps());  // PERF: four words in a row would spill
       } else if constexpr (!kReadsEarly) {
         i32 row, h;
         Tiles::next_note(sm, steps(), flags, number, row, h);
-        if constexpr (kPrepares && !kStagesBias) {
+        if constexpr (kPreparesNext) {
           if constexpr (!kLooksAhead) look_ahead(next);
           if (flags & Tiles::kEnd) row = h = 0;
           prepare(next, row, h);

@@ -217,6 +217,11 @@ struct BackwardWide {
       }
     }
 
+    /// Waits for what the loader says of the row tile that comes next.
+    JALI_DEVICE void next_note(i32& row, i32& h) {
+      Tiles::next_note(sm, steps, flags, number, row, h);
+      if (kOrdered) turn = Tiles::turn_of_note(sm, steps);
+    }
     JALI_DEVICE const Item& item() const { return notes->item[(items - 1) % 4]; }
     JALI_DEVICE const Note& note() const { return notes->note[steps % Tiles::kNoteSlots]; }
     JALI_DEVICE tile::CellPlace place() { return Tiles::place(item(), note(), warp * 16, lane); }
@@ -446,8 +451,7 @@ struct BackwardWide {
         multiply_dq(last_buffer, 1);
       }
       i32 row, h;
-      Tiles::next_note(sm, steps, flags, number, row, h);
-      if (kOrdered) turn = Tiles::turn_of_note(sm, steps);
+      next_note(row, h);
       wgmma_wait<0>();
       tie(w);
       tie(x);
@@ -518,8 +522,7 @@ struct BackwardWide {
       Turns::wait_turn(a, due, last_number, last_turn, turns, sent);
       send_dq(0, due);
       i32 row, h;
-      Tiles::next_note(sm, steps, flags, number, row, h);
-      if (kOrdered) turn = Tiles::turn_of_note(sm, steps);
+      next_note(row, h);
       if constexpr (kKeySide) {
         wgmma_wait<0>();
         tie(w);
@@ -591,8 +594,7 @@ struct BackwardWide {
     }
     JALI_DEVICE void run() {
       i32 row, h;
-      Tiles::next_note(sm, steps, flags, number, row, h);
-      if (kOrdered) turn = Tiles::turn_of_note(sm, steps);
+      next_note(row, h);
       while (!(flags & Tiles::kEnd)) run_item();
       end_last_item();
       Turns::end(sm, items, steps);
