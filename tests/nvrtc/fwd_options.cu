@@ -4,6 +4,9 @@
 FORWARD(softcap, BF16, 128, 128, leaf::Causal, .softcap = true)
 FORWARD(softcap_bounded, BF16, 128, 128, leaf::Causal, .softcap = true, .bounded = true)
 FORWARD(softcap_bounded_64, BF16, 64, 64, NoMask, .softcap = true, .bounded = true)
+FORWARD(softcap_bounded_causal_64, BF16, 64, 64, leaf::Causal, .softcap = true, .bounded = true)
+FORWARD(softcap_bounded_dropout, BF16, 96, 96, Documents, .softcap = true, .sinks = true,
+        .dropout = true, .bounded = true)
 FORWARD(any_scale, BF16, 128, 128, leaf::Causal, .any_scale = true)
 FORWARD(bias, BF16, 128, 128, leaf::Causal, .bias = BiasType::kHalf)
 FORWARD(bias_eights, BF16, 128, 128, leaf::Causal, .bias = BiasType::kHalf, .bias_pairs = true,

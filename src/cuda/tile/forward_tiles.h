@@ -37,6 +37,7 @@ struct ForwardTiles {
   static constexpr bool kByRows = kMasked && !kHeavy;
   static constexpr i32 kFinders = 2, kGroups = kKeys / 32;  // warps; words of a row of cells
   static constexpr i32 kFinderBarrier = 4;                  // 1 to 3: turns
+  static constexpr i32 kQBarrier = 5;                       // and the next ones, one a warpgroup
   static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kShape.row_bytes;
   // NOTE: while the planner writes a row tile, consumers are at most 9 notes behind, and read the row
   // tile before theirs, too. Each has a note or more: 11 slots would do.

@@ -42,11 +42,13 @@ struct BiasTable {
 
 /// The numbers of the options.
 struct ScoreArgs {
-  float scale = 1;    // of q · k
+  float scale = 1;    // of q · k; bounded: of q_factor q · k
   float softcap = 0;  // > 0 where the option is on
-  // bounded: of raw scores x with squares below tanh_limit, log2(e) softcap tanh(scale x / softcap) is nearly the sum
-  // of tanh_terms[n] x^(2 n + 1) (tile/softcap.h).
-  float tanh_limit = 0, tanh_terms[3] = {};
+  // bounded: what Q is multiplied by, a power of two, so that of its products x, up to 1 without sign,
+  // log2(e) softcap tanh(scale x / softcap) is nearly x (tanh_terms[0] + tanh_terms[1] x²); as a pair of bf16, too; and
+  // what sums of weights made so may be (tile/softcap.h).
+  float q_factor = 1, tanh_terms[2] = {}, least_sum = 0, most_sum = 0;
+  u32 q_factors = 0;
   // bounded: the score, over softcap, whose weight is 1, so that those of others lie between 2^-100 and 2^62.
   float weight_one = 1;
   BiasTable bias, key_bias;

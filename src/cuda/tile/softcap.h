@@ -1,43 +1,53 @@
-// Softcap by a polynomial, where scores are well below the cap.
+// Softcap by a polynomial of two terms, where scores are well below the cap.
 //
 // PERF: beside the tensor cores the unit of exponentials, which makes tanh, too, takes 10 cycles an instruction (8
 // alone), an fp32 multiplication or addition 1.1, a comparison, logical or 16-bit one 3.6 (2 alone). So nothing is
-// clamped or compared, which took back what polynomials gain.
+// clamped or compared, but what a multiplication clamps to [0, 1] for nothing: the square of a product. For that a
+// power of two that Q is multiplied by makes products 1 where the polynomial ends (ScoreArgs::q_factor).
+//
+// Beyond that it goes on as a line. So a score that is too high has a weight that no other one has, which shows in the
+// sum of weights; and one that is too low has a wrong weight, but one so small that it does not matter beside a sum that
+// is not small itself.
 #pragma once
 
 #include "cuda/ptx/math.h"
+#include "cuda/ptx/shared.h"
 #include "cuda/tile/scores.h"
+#include "cuda/tile/softmax.h"
 
 namespace jali::tile {
 
-/// Whether capped_exponentials() may be taken of all raw scores of the warp, none of which is a NaN then. All lanes
-/// call it.
-template <i32 kScores>
-JALI_DEVICE bool below_cap(const float (&s)[kScores], const cuda::ScoreArgs& a) {
-  constexpr i32 kSums = 8;  // of squares, since sums need no comparison
-  float sums[kSums] = {};
-#pragma unroll
-  for (i32 n = 0; n < kScores; ++n) sums[n % kSums] = __fmaf_rn(s[n], s[n], sums[n % kSums]);
-#pragma unroll
-  for (i32 n = 1; n < kSums; ++n) sums[0] = ptx::maximum_or_nan(sums[0], sums[n]);
-  return __all_sync(0xffffffffu, sums[0] < a.tanh_limit);
-}
-
-/// Raw scores of row e to weights exp2(log2(e) softcap tanh(scale s / softcap) - shift); adds them.
-template <i32 e, i32 kScores>
-JALI_DEVICE void capped_exponentials(float (&s)[kScores], const cuda::ScoreArgs& a, float shift,
+/// Products x of row e to weights exp2(x (terms[0] + terms[1] min(x², 1)) - shift); adds them. kWaits: a block of 8
+/// columns waits for the one before the last. PERF: two warpgroups take 3 to 8 % less time so; three, which fill each
+/// other's gaps, 3 % more.
+template <i32 e, bool kWaits, i32 kScores>
+JALI_DEVICE void capped_exponentials(float (&s)[kScores], const float (&terms)[2], float shift,
                                      float (&total)[4]) {
+  float factor = terms[1];
 #pragma unroll
   for (i32 j = 0; j < kScores / 4; ++j) {
+    if (kWaits && j >= 2) factor = when_there(terms[1], s[4 * j - 8 + 2 * e + 1]);
 #pragma unroll
     for (i32 x = 0; x < 2; ++x) {
       float& at = s[4 * j + 2 * e + x];
-      const float square = at * at;
-      float y = __fmaf_rn(square, a.tanh_terms[2], a.tanh_terms[1]);
-      y = __fmaf_rn(y, square, a.tanh_terms[0]);
+      const float y = __fmaf_rn(ptx::square_to_one(at), factor, terms[0]);
       at = ptx::exp2_fast(__fmaf_rn(at, y, -shift));
       total[2 * e + x] += at;
     }
+  }
+}
+
+/// Multiplies `bytes` of shared memory by pairs of factors, by the 128 threads of a warpgroup.
+template <i32 kBytes>
+JALI_DEVICE void multiply_shared(u32 shared, u32 factors) {
+  static_assert(kBytes % (128 * 16) == 0);
+  const u32 own = shared + threadIdx.x % 128 * 16;
+#pragma unroll
+  for (i32 n = 0; n < kBytes; n += 128 * 16) {
+    u32 words[4];
+    ptx::load_array(own + n, words);
+    for (u32& pair : words) pair = ptx::BF16::multiply(pair, factors);
+    ptx::store_array(own + n, words);
   }
 }
 

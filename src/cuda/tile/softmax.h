@@ -70,17 +70,25 @@ constexpr float kRoom = 0x1p10f;
 /// kSlack of maxima that are looked for then: by these, sums are within kRoom.
 constexpr i32 kSmallSlack = 4;
 
+/// x, when a weight is there (NaN if that is not finite). PERF: what is multiplied by it is computed beside the
+/// exponentials of earlier columns. ptxas computes all of it first else, since it does not know that beside the tensor
+/// cores an addition takes several cycles: the unit of exponentials idles then.
+JALI_DEVICE float when_there(float x, float weight) { return __fmaf_rn(weight, 0.0f, x); }
+
 /// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds
-/// them. kPolynomials: so many of eight come from polynomials.
-template <i32 e, i32 kBegin, i32 kEnd, i32 kPolynomials, i32 kScores>
+/// them. kPolynomials: so many of eight come from polynomials. kWaits: four blocks wait for the four before the last.
+template <i32 e, i32 kBegin, i32 kEnd, i32 kPolynomials, bool kWaits, i32 kScores>
 JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&shift)[2],
                               float (&total)[4]) {
+  float factor = scale;
 #pragma unroll
   for (i32 j = kBegin; j < kEnd; ++j) {
+    if (kWaits && j % 4 == 0 && j >= kBegin + 8)
+      factor = when_there(scale, s[4 * j - 20 + 2 * e + 1]);
 #pragma unroll
     for (i32 x = 0; x < 2; ++x) {
       float& at = s[4 * j + 2 * e + x];
-      at = __fmaf_rn(at, scale, -shift[e]);
+      at = __fmaf_rn(at, factor, -shift[e]);
       at = (2 * j + x) * kPolynomials % 8 + kPolynomials >= 8 ? ptx::exp2_polynomial(at)
                                                               : ptx::exp2_fast(at);
       total[2 * e + x] += at;

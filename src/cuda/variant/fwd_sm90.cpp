@@ -1,8 +1,8 @@
 // Launches the forward kernel of fwd_sm90.cuh.
 #include "cuda/variant/fwd_sm90.cuh"
 
+#include <bit>
 #include <cmath>
-#include <iterator>
 
 #include "base/error.h"
 #include "cuda/kernel/work_order.h"
@@ -57,17 +57,30 @@ float weight_one(double softcap) {
   return static_cast<float>(std::fmin(1, 100 / (softcap * kLog2E) - 1));
 }
 
-/// The odd polynomial that is nearest to tanh below kLimit, within 4.2e-5, for raw scores.
+/// Of ScoreArgs, what a polynomial in place of tanh needs: for products up to 1 without sign, arguments of tanh are up to
+/// kMost, where two terms are off by 2^-10.6 of the score at most (tanh.approx by 2^-11). Beyond 1 products go on as a
+/// line: sums of weights below `most_sum` have none above it; and those above `least_sum` do not change by weights below
+/// it, of which a thread has 32 at most, by more than 2^-10.
 void set_tanh(ScoreArgs& a, double scale, double softcap) {
-  constexpr double kLimit = 0.6875, kTerms[] = {0.99957083, -0.32565887, 0.09787659};
-  static_assert(std::size(kTerms) == std::size(decltype(a.tanh_terms){}));
-  const double factor = scale / softcap;
-  a.tanh_limit = static_cast<float>(min_of(kLimit * kLimit / (factor * factor), 1e38));
-  double unit = softcap * kLog2E;
-  for (size_t n = 0; n < std::size(kTerms); ++n) {
-    unit *= n == 0 ? factor : factor * factor;
-    a.tanh_terms[n] = static_cast<float>(kTerms[n] * unit);
-  }
+  constexpr double kMost = 0.46, kLeast = 1 << 10;
+  const double least = 0x1p-60;
+  const i32 exponent =
+      std::ilogb(std::fmax(kMost * softcap / std::fmax(std::fabs(scale), least), least));
+  a.q_factor = static_cast<float>(std::ldexp(1.0, -min_of(exponent, 60)));
+  const u32 factor = static_cast<u32>(std::bit_cast<u32>(a.q_factor)) >> 16;
+  a.q_factors = factor << 16 | factor;
+  a.scale = static_cast<float>(scale / a.q_factor);
+  // Of z = x², up to `most`, tanh(x) / x is nearly the line that it meets at these two.
+  const double x = a.scale / softcap, most = x * x, root = std::sqrt(0.125);
+  auto slope = [](double z) { return z > 1e-12 ? std::tanh(std::sqrt(z)) / std::sqrt(z) : 1; };
+  const double low = slope(most * (0.5 - root)), high = slope(most * (0.5 + root));
+  const double unit = softcap * kLog2E * x, rise = (high - low) / (2 * root);
+  a.tanh_terms[0] = static_cast<float>(unit * (0.5 * (low + high) - 0.5 * rise));
+  a.tanh_terms[1] = static_cast<float>(unit * rise);
+  const double shift = a.weight_one * softcap * kLog2E;
+  const double end = std::fabs(unit * (0.5 * (low + high) + 0.5 * rise));
+  a.most_sum = static_cast<float>(std::exp2(end - shift));
+  a.least_sum = static_cast<float>(kLeast * std::exp2(-end - shift));
 }
 
 class ForwardSm90 final : public ForwardVariant {

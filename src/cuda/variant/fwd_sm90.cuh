@@ -43,8 +43,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   const bool of_keys = options.key_bias != BiasType::kNone;
   const bool lean = !options.per_cell();  // few registers beside the tiles
   // Beside a mask, what 160 registers do not hold.
-  const bool many =
-      (options.alibi || options.softcap || options.any_scale) && mask != MaskKind::kNone;
+  const bool capped = options.softcap && !options.bounded;
+  const bool many = (options.alibi || capped || options.any_scale) && mask != MaskKind::kNone;
   // What the tensor cores add for keys leaves registers, too. PERF: a bias of keys at D64 1.51 to 1.09 of the time
   // without; causal, by two warpgroups in turns, 1.25 to 1.16, D96 1.10 to 1.03, but D128 1.09 to 1.10.
   const bool adds = of_keys && !bias && !options.dropout && multiplies_added(options);
@@ -62,8 +62,12 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.turns = Turns::kIssued;
     // One slot is enough then, and there is room for all boxes of out. PERF: causal D128 16K 2 % less time, 12
     // documents 32K 2 %, windows as much; dense as much, too.
-    s.q_held = true;
-    s.slots = 1;
+    s.q_held = !options.softcap;
+    s.slots = s.q_held ? 1 : 2;
+  }
+  // By what softcap asks for they fall into step without a mask, too: D128 (8K) 989 to 851 us, D96 1768 to 1564.
+  if (mask == MaskKind::kNone && options.bounded && kD > 64 && kD <= 128 && kDv <= 128) {
+    s.turns = Turns::kIssued;
   }
   // PERF (us, H200, 8K): D64 dropout 1298 to 1222, causal 739 to 646; a bias over rows and keys 1993 to 1922, D128 1303
   // to 1260. Softcap, dropout at D128 and a bias of keys as much; Longformer 1.3 of the time, D64 causal, by three
@@ -208,6 +212,9 @@ struct Forward {
       kDv <= 128 && kKeyBias <= kMultiplies && !(kConsumers == 3 && kMasked) &&
       !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.alibi > kLinear);
 
+  // PERF: D128 1 % less time, D96 2 %; with what keys add 2 to 3 % more, causal 2 %, three warpgroups 2 %.
+  static constexpr bool kWaits = kGuesses && !kMasked && !kMultiplies && kConsumers == 2;
+
   struct Consumer {
     const ForwardArgs& a;
     const M& mask;
@@ -227,9 +234,11 @@ struct Forward {
     tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
-    bool looks = true;      // kGuesses: for maxima of the next key tile; rows may have seen nothing
-    float row_added[2];     // kLinear: to all scores of a row in this key tile,
-    float behind_added[2];  // and in those behind the diagonal
+    // kGuesses: for maxima of the next key tile; rows may have seen nothing. bounded: scores go by tanh.
+    bool looks = true;
+    bool beyond = false;         // bounded: scores of this row tile were beyond the polynomial
+    float row_added[2];          // kLinear: to all scores of a row in this key tile,
+    float behind_added[2];       // and in those behind the diagonal
     u32 ones[4] = {0, 0, 0, 0};  // kMultiplies: rows of 16, the first three ones
     tile::Alibi alibi;
     tile::OfKeys<kKeys> of_keys;
@@ -243,12 +252,25 @@ struct Forward {
     JALI_DEVICE void begin_row_tile() {
       barrier_wait(sm.q_full(opened % kSlots), opened / kSlots & 1);
       if constexpr (kQHeld) hold_q(opened % kSlots);
+      if constexpr (kOptions.bounded) {
+        multiply_q(opened % kSlots);
+        looks = beyond;
+        beyond = false;
+      }
       ++opened;
       if constexpr (kShape.bias) {
         const RowTile t = row_tile();
         bias.open({a.scores, t.f}, t.row + row());
         bias.copy(a.scores.bias, sm.bias(warp()), first_key(), lane, true);
       }
+    }
+    /// bounded: the warpgroup's rows of Q where they lie, by q_factor.
+    JALI_DEVICE void multiply_q(i32 slot) {
+      static_assert(!kQHeld);
+      constexpr i32 kBytes = kQBytes / kConsumers;
+      tile::multiply_shared<kBytes>(sm.q(slot) + wg * kBytes, a.scores.q_factors);
+      fence_async();
+      named_sync(Tiles::kQBarrier + wg, 128);
     }
     /// Copies this warp's rows of Q to registers, and frees the slot.
     JALI_DEVICE void hold_q(i32 slot) {
@@ -530,7 +552,7 @@ struct Forward {
     /// Of blocks [kBegin, kEnd) of row e.
     template <i32 e, i32 kBegin, i32 kEnd = kKeys / 8>
     JALI_DEVICE void exponentials(float (&total)[4]) {
-      tile::exponentials<e, kBegin, kEnd, kPolynomials>(s, scale(), shift, total);
+      tile::exponentials<e, kBegin, kEnd, kPolynomials, kWaits>(s, scale(), shift, total);
     }
     /// Takes the maxima of S into the state, and begins with the weights. PERF: ptxas mixes the
     /// exponentials of the first row with the maxima of the second, which other units compute.
@@ -603,28 +625,59 @@ struct Forward {
       looks =
           __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) | state.any_new();
     }
-    /// bounded: raw scores to P, where no cell is hidden. finish: the last P V, if that is still to do. PERF: D128
-    /// 0.91 of the time by tanh alone, D64 0.86, causal 0.94, windows 0.96, D256 as much; of scores near the cap,
-    /// which are looked at in vain, 1.05. Exponentials in the same branch, or it is 1.15; scores that are made again
-    /// where polynomials were taken in vain, instead of being looked at before, 1.04; turns as much.
+    /// bounded: products to P, where no cell is hidden, by the polynomial of tile/softcap.h. finish: the last P V, if that
+    /// is still to do. If sums of weights say that scores are beyond that, S is made again, and they go by tanh, as all
+    /// others of the row tile then, and those of the next one. PERF: tanh beside exponentials of their own, 0.9 of its
+    /// time, but for three warpgroups, which lack the registers.
     template <class Finish>
     JALI_DEVICE void capped_weights(Finish finish) {
+      constexpr bool kShares = kConsumers == 3;
       float total[4] = {0, 0, 0, 0};
+      float terms[2] = {a.scores.tanh_terms[0], a.scores.tanh_terms[1]};
+      auto cap = [&] {
+        adjust<false>();
+        terms[0] = scale();
+        terms[1] = 0;
+      };
       take_maximum<0, false>();
       take_maximum<1, false>();
-      if (tile::below_cap(s, a.scores)) {
-        tile::capped_exponentials<0>(s, a.scores, shift[0], total);
+      if (kShares || !looks) {
+        if (looks) cap();
+        tile::capped_exponentials<0, !kShares>(s, terms, shift[0], total);
         pin(total[0] + total[1], sm.base + Tiles::kBarriers);
         finish();
-        tile::capped_exponentials<1>(s, a.scores, shift[1], total);
+        tile::capped_exponentials<1, !kShares>(s, terms, shift[1], total);
+        weights_to_operand();
+        if (!capped_sums_are_right(total)) {
+          beyond = true;
+          if (!looks) {
+            looks = true;
+            score_again();
+#pragma unroll
+            for (float& x : s) x *= a.scores.q_factor;
+            cap();
+#pragma unroll
+            for (float& x : total) x = 0;
+            tile::capped_exponentials<0, !kShares>(s, terms, shift[0], total);
+            tile::capped_exponentials<1, !kShares>(s, terms, shift[1], total);
+            weights_to_operand();
+          }
+        }
       } else {
         adjust<false>();
         exponentials<0, 0>(total);
         pin(total[0] + total[1], sm.base + Tiles::kBarriers);
         finish();
         exponentials<1, 0>(total);
+        weights_to_operand();
+        beyond |= !capped_sums_are_right(total);
       }
-      close_weights(total);
+      tile::add_sums(state, rescale, total);
+    }
+    JALI_DEVICE bool capped_sums_are_right(const float (&total)[4]) {
+      const float sums[2] = {total[0] + total[1], total[2] + total[3]};
+      const float most = maximum_or_nan(sums[0], sums[1]), least = fminf(sums[0], sums[1]);
+      return __all_sync(0xffffffffu, (most <= a.scores.most_sum) & (least >= a.scores.least_sum));
     }
     JALI_DEVICE void give_turn() { named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256); }
     JALI_DEVICE void close_row_tile(const Closed& closed) {
