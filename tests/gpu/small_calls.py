@@ -92,6 +92,8 @@ def calls() -> dict[str, Callable[[], None]]:
     found[name] = of(name, 128, packed_documents, lambda: {"deterministic": True}, L=600)
     # Scores so far apart that the forward makes them again (guess_weights).
     found["scores made again"] = of("scores made again", 128, None, lambda: {"scale": 40.0}, Hkv=2)
+    name = "scores made again, softcap"  # capped_weights
+    found[name] = of(name, 128, None, lambda: {"scale": 40.0, "softcap": 20.0}, Hkv=2)
     name = "grouped heads, keys that nobody sees"
     found[name] = of(name, 64, jali.PrefixMask(3), Hkv=2)
     return found
