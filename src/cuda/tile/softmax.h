@@ -71,8 +71,8 @@ constexpr float kRoom = 0x1p10f;
 constexpr i32 kSmallSlack = 4;
 
 /// x, when a weight is there (NaN if that is not finite). PERF: what is multiplied by it is computed beside the
-/// exponentials of earlier columns. ptxas computes all of it first else, since it does not know that beside the tensor
-/// cores an addition takes several cycles: the unit of exponentials idles then.
+/// exponentials of earlier columns. ptxas computes all of it first else, since it does not know how additions wait beside
+/// the tensor cores: the unit of exponentials idles then.
 JALI_DEVICE float when_there(float x, float weight) { return __fmaf_rn(weight, 0.0f, x); }
 
 /// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds
