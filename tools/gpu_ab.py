@@ -4,7 +4,7 @@ Each build has a process of its own with the Python package of this checkout; ca
 turns, in random order, since the card is bound by power and two runs behind each other differ by
 8 %. Prints medians in us, their ratio to the first build's, and minima. Cases are those of
 `./dev bench gpu`: dense, masks, FlexAttention's ("flex Longformer"), options ("option ALiBi, d64",
-"option none").
+"option none"), and these under a causal mask ("causally ALiBi, d64").
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ def make_calls(args: argparse.Namespace) -> dict[str, Callable[[], Callable[[], 
         makers[f"flex {name}"] = maker(gpu.FLEX_PROBLEM, mask)
     for shape, problem in gpu_costs.OPTIONS_PROBLEMS.items():
         makers[f"option none, {shape}"] = maker(problem, None)
+        makers[f"causally none, {shape}"] = maker(problem, causal)
         for name, make, *_ in gpu_costs.with_options(problem):
             makers[f"option {name}, {shape}"] = maker(problem, None, make)
+            makers[f"causally {name}, {shape}"] = maker(problem, causal, make)
     return {n: m for n, m in makers.items() if any(w in n for w in args.only or [""])}
 
 
@@ -107,7 +109,7 @@ def compare(args: argparse.Namespace) -> None:
         for worker in workers:  # all builds compile at the same time
             worker.ask(case, 1)
         slowest = max(float(worker.answer()) for worker in workers)
-        calls = max(4, int(30e3 / slowest))  # about 30 ms: the power limit is felt
+        calls = max(4, int(1e6 * args.turn / slowest))
         rivals = {str(n): partial(w.us, case, calls) for n, w in enumerate(workers)}
         times = in_turns(rivals, args.rounds, seconds=lambda us, _: us())
         first = statistics.median(times["0"])
@@ -124,6 +126,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", action="extend", metavar="NAME",
                         help="cases with one of these in their names")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--turn", type=float, default=0.03,
+                        help="seconds of each measurement: in 0.03 the power limit is felt, in 0.3 "
+                        "all of it")  # fmt: skip
     parser.add_argument("--backward", action="store_true", help="the backward, not the forward")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
