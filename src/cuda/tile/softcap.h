@@ -37,7 +37,7 @@ JALI_DEVICE void capped_exponentials(float (&s)[kScores], const float (&terms)[2
   }
 }
 
-/// Multiplies `bytes` of shared memory by pairs of factors, by the 128 threads of a warpgroup.
+/// Multiplies kBytes of shared memory, pairs of bf16, by a pair of factors, by the 128 threads of a warpgroup.
 template <i32 kBytes>
 JALI_DEVICE void multiply_shared(u32 shared, u32 factors) {
   static_assert(kBytes % (128 * 16) == 0);

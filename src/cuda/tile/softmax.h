@@ -83,8 +83,8 @@ JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&sh
   float factor = scale;
 #pragma unroll
   for (i32 j = kBegin; j < kEnd; ++j) {
-    if (kWaits && j % 4 == 0 && j >= kBegin + 8)
-      factor = when_there(scale, s[4 * j - 20 + 2 * e + 1]);
+    const i32 before = 4 * (j - 5) + 2 * e + 1;  // the last one of those
+    if (kWaits && j % 4 == 0 && j >= kBegin + 8) factor = when_there(scale, s[before]);
 #pragma unroll
     for (i32 x = 0; x < 2; ++x) {
       float& at = s[4 * j + 2 * e + x];

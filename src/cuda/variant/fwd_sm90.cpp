@@ -62,25 +62,23 @@ float weight_one(double softcap) {
 /// line: sums of weights below `most_sum` have none above it; and those above `least_sum` do not change by weights below
 /// it, of which a thread has 32 at most, by more than 2^-10.
 void set_tanh(ScoreArgs& a, double scale, double softcap) {
-  constexpr double kMost = 0.46, kLeast = 1 << 10;
-  const double least = 0x1p-60;
-  const i32 exponent =
-      std::ilogb(std::fmax(kMost * softcap / std::fmax(std::fabs(scale), least), least));
-  a.q_factor = static_cast<float>(std::ldexp(1.0, -min_of(exponent, 60)));
-  const u32 factor = static_cast<u32>(std::bit_cast<u32>(a.q_factor)) >> 16;
-  a.q_factors = factor << 16 | factor;
+  constexpr double kMost = 0.46;
+  const double end_product = kMost * softcap / std::fmax(std::fabs(scale), 0x1p-60);
+  const i32 exponent = clamp_to(std::ilogb(end_product), -60, 60);
+  a.q_factor = static_cast<float>(std::ldexp(1.0, -exponent));
+  const u32 bits = std::bit_cast<u32>(a.q_factor);  // bf16 is the upper half
+  a.q_factors = bits | bits >> 16;
   a.scale = static_cast<float>(scale / a.q_factor);
   // Of z = x², up to `most`, tanh(x) / x is nearly the line that it meets at these two.
   const double x = a.scale / softcap, most = x * x, root = std::sqrt(0.125);
-  auto slope = [](double z) { return z > 1e-12 ? std::tanh(std::sqrt(z)) / std::sqrt(z) : 1; };
-  const double low = slope(most * (0.5 - root)), high = slope(most * (0.5 + root));
-  const double unit = softcap * kLog2E * x, rise = (high - low) / (2 * root);
-  a.tanh_terms[0] = static_cast<float>(unit * (0.5 * (low + high) - 0.5 * rise));
-  a.tanh_terms[1] = static_cast<float>(unit * rise);
-  const double shift = a.weight_one * softcap * kLog2E;
-  const double end = std::fabs(unit * (0.5 * (low + high) + 0.5 * rise));
+  auto quotient = [](double z) { return z > 1e-12 ? std::tanh(std::sqrt(z)) / std::sqrt(z) : 1; };
+  const double low = quotient(most * (0.5 - root)), high = quotient(most * (0.5 + root));
+  const double unit = softcap * kLog2E, rise = (high - low) / (2 * root);
+  const double terms[2] = {unit * x * 0.5 * (low + high - rise), unit * x * rise};
+  for (i32 n = 0; n < 2; ++n) a.tanh_terms[n] = static_cast<float>(terms[n]);
+  const double end = std::fabs(terms[0] + terms[1]), shift = a.weight_one * unit;
   a.most_sum = static_cast<float>(std::exp2(end - shift));
-  a.least_sum = static_cast<float>(kLeast * std::exp2(-end - shift));
+  a.least_sum = static_cast<float>(std::exp2(10 - end - shift));
 }
 
 class ForwardSm90 final : public ForwardVariant {

@@ -613,10 +613,11 @@ struct Forward {
       }
       tile::add_sums(state, rescale, total);
     }
-    JALI_DEVICE bool sums_are_below(const float (&total)[4], float most) {
+    /// Whether they are, and the condition holds, for all lanes.
+    JALI_DEVICE bool sums_are_below(const float (&total)[4], float most, bool condition = true) {
       // NaNs are not below anything.
       const float sum = maximum_or_nan(total[0] + total[1], total[2] + total[3]);
-      return __all_sync(0xffffffffu, sum <= most);
+      return __all_sync(0xffffffffu, (sum <= most) & condition);
     }
     JALI_DEVICE void look_for_maxima() {
       take_maximum<0, true, tile::kSmallSlack>();
@@ -674,10 +675,10 @@ struct Forward {
       }
       tile::add_sums(state, rescale, total);
     }
+    /// Neither a score above the polynomial's end, nor sums that those below its other end matter to.
     JALI_DEVICE bool capped_sums_are_right(const float (&total)[4]) {
-      const float sums[2] = {total[0] + total[1], total[2] + total[3]};
-      const float most = maximum_or_nan(sums[0], sums[1]), least = fminf(sums[0], sums[1]);
-      return __all_sync(0xffffffffu, (most <= a.scores.most_sum) & (least >= a.scores.least_sum));
+      const float least = fminf(total[0] + total[1], total[2] + total[3]);
+      return sums_are_below(total, a.scores.most_sum, least >= a.scores.least_sum);
     }
     JALI_DEVICE void give_turn() { named_arrive(wg == kConsumers - 1 ? 1 : 2 + wg, 256); }
     JALI_DEVICE void close_row_tile(const Closed& closed) {
