@@ -119,7 +119,8 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& gra
 
 std::vector<KernelText> BackwardSm90Launch::texts(const AttentionProblem& p,
                                                   const BackwardViews& grads) const {
-  const BackwardTile tile = this->tile(rounded(p.D), rounded(p.Dv), backward_options(p, grads));
+  const BackwardTile tile =
+      this->tile(rounded(p.D), rounded(p.Dv), backward_options(p, grads), p.deterministic);
   std::vector<KernelText> all = {text(p, grads)};
   if (has_maps(p)) {
     all.push_back(map_text(tile.rows, tile.keys, true));
@@ -144,7 +145,7 @@ KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardVie
     return text;
   };
   const bool finishes = wanted.per_tile() || wanted.rows || options.sinks;
-  const i32 cluster = tile(D, Dv, options).blocks;
+  const i32 cluster = tile(D, Dv, options, deterministic).blocks;
   return {instance(),
           [=, this] {
             const std::string sums = finishes ? bias_gradient_kernels(type) : "";
@@ -174,7 +175,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
                              const BackwardViews& grads) const {
   const AttentionProblem& p = call.problem();
   const i32 D = rounded(p.D), Dv = rounded(p.Dv);
-  const BackwardTile tile = this->tile(D, Dv, backward_options(p, grads));
+  const BackwardTile tile = this->tile(D, Dv, backward_options(p, grads), p.deterministic);
   const KernelText module = text(p, grads);
   const Kernel& main =
       call.kernel(module, "backward", tile.shared_bytes, [&] { return texts(p, grads); });

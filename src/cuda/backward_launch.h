@@ -26,7 +26,8 @@ class BackwardSm90Launch : public BackwardVariant {
   /// Whether it also has the registers for these, at dims that fit.
   virtual bool fits_options(i32 D, i32 Dv, const ScoreOptions& options, const BiasGradients& wanted,
                             bool deterministic) const = 0;
-  virtual BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options) const = 0;
+  virtual BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options,
+                            bool deterministic) const = 0;
   /// Relative to others that fit, too.
   virtual double cost() const = 0;
 };

@@ -32,6 +32,9 @@ struct Dropped {
       keys[e] = {line.times * unit, line.plus * unit};
     }
   }
+  /// What there is of it, to be kept elsewhere.
+  using Words = u32[4];
+  JALI_DEVICE Words& words() { return reinterpret_cast<Words&>(keys); }
   JALI_DEVICE u32 word(i32 k, i32 x) const {
     return keys[k % 2].word(kDropoutFactors[k / 2 * 2 + x]);
   }

@@ -100,9 +100,10 @@ struct BackwardTiles {
   // PERF: not turns of blocks alone with tiles of 64 keys: D256 causal 16K 7.97 ms, else 7.09; of pairs 5.65, else 6.82.
   static constexpr bool kTells = kSends || (!kFinds && !(kOrdered && kTileKeys == 64));
   static constexpr i32 kTurnWarps = kTurnGroup ? 0 : kTells + kSends;  // of the loader's warpgroup
-  // PERF: beside a bias in shared memory, which takes half of the stages, one: ptxas spills with one stage each.
+  // PERF: beside a bias, or what dropout drops, in shared memory, which takes half of the stages, one: ptxas spills with
+  // one stage each.
   static constexpr i32 kRowWarps =
-      kStagesBias ? 1 : 3 - max_of(kFinders + kTurnWarps, i32{kTurnGroup});
+      kStagesBias || (kOptions.dropout && kRows == 128) ? 1 : 3 - max_of(kFinders + kTurnWarps, i32{kTurnGroup});
   static constexpr i32 kStagesEach = kRowStages / kRowWarps;
   // Beside the loader.
   static constexpr i32 kCountingWarps = kRowWarps + kTells + kSends + kConsumerWarps;

@@ -14,8 +14,9 @@ class BackwardSm90 final : public BackwardSm90Launch {
                     bool) const override {
     return backward_fits_options(options, wanted);
   }
-  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options) const override {
-    return backward_tile(D, Dv, options);
+  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options,
+                    bool deterministic) const override {
+    return backward_tile(D, Dv, options, deterministic);
   }
   double cost() const override { return 1; }
 };

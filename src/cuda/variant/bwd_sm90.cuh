@@ -62,24 +62,33 @@ JALI_HD constexpr bool backward_fits_options(const ScoreOptions& options,
   return (!adjusts_products(options) || caps_products(options)) &&
          (options.bias == BiasType::kNone || (pairs && !beside));
 }
-/// Rows of a row tile: at D 64 128, unless options leave no registers for them. PERF (D 64 H32 8K, us): 2,376 with
-/// 128, 3,058 with 64; there softcap 3,510, dropout 3,780, in tiles of 64 keys (bwd_sm90_wide) 5,450 and 5,380.
-JALI_HD constexpr i32 backward_rows(i32 D, i32 Dv, const ScoreOptions& options) {
-  const bool many = options.softcap || options.dropout || options.bias != BiasType::kNone;
-  return D <= 64 && Dv <= 64 && !many ? 128 : 64;
+/// Rows of a row tile: at D 64 128, unless options leave no registers for them. PERF (D 64 H32 8K, us): 2,440 with
+/// 128, 3,060 with 64; softcap 3,090 and 3,290, dropout 3,020 and 3,640, in tiles of 64 keys (bwd_sm90_wide) 5,450 and
+/// 5,380.
+JALI_HD constexpr i32 backward_rows(i32 D, i32 Dv, const ScoreOptions& options,
+                                    bool deterministic) {
+  if (D > 64 || Dv > 64 || options.bias != BiasType::kNone) return 64;
+  if (!options.softcap && !options.dropout) return 128;
+  const bool alone = options.softcap ? !options.dropout : !options.adjusts();
+  return alone && !deterministic ? 128 : 64;
 }
 /// Shared memory for a bias over rows and keys, or of keys.
 JALI_HD constexpr i32 backward_bias_bytes(const ScoreOptions& options) {
   return adds_of_keys(options) ? 4 * 128 : options.bias_eights ? 2 * 64 * 128 : 0;
 }
-JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& options) {
-  const i32 keys = 128, rows = backward_rows(D, Dv, options);
+/// The same for what dropout drops, if row tiles are of so many rows: a tile::Dropped for 64 rows and each thread.
+JALI_HD constexpr i32 backward_dropped_bytes(const ScoreOptions& options, i32 rows) {
+  return options.dropout && rows == 128 ? 2 * 256 * 16 : 0;
+}
+JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& options,
+                                             bool deterministic) {
+  const i32 keys = 128, rows = backward_rows(D, Dv, options, deterministic);
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
   const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)           // K, V; Q, dO
                     + 2 * 2 * rows * keys + 4 * rows * dim          // dS, dQ
                     + (rows == 128 ? 64 * rows + 1024 : 16 * rows)  // statistics; ones
                     + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes +
-                    backward_bias_bytes(options);
+                    backward_bias_bytes(options) + backward_dropped_bytes(options, rows);
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, keys, rows * dim, stages, shared, 384, 40, 232};
@@ -100,15 +109,16 @@ template <class T, i32 kD, i32 kDv, class M, bool kOrdered = false,
           ScoreOptions kOptions = ScoreOptions{}, BiasGradients kWanted = BiasGradients{},
           bool kForcesMap = false>
 struct Backward {
-  static constexpr BackwardTile kTile = backward_tile(kD, kDv, kOptions);
+  static constexpr BackwardTile kTile = backward_tile(kD, kDv, kOptions, kOrdered);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kDsBytes = kRows * kKeys * 2;
   // PERF: not beside options, for which registers would be too few; D128 is 3 % slower so.
   static constexpr bool kMatrices = kRows == 128 && !kOptions.adjusts() && !kOptions.dropout;
   static constexpr i32 kBiasAt = 2 * kDsBytes + kTile.dq_floats * 4;
-  using Tiles =
-      tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kBiasAt + backward_bias_bytes(kOptions),
-                          kTile.row_stages, M, kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
+  static constexpr i32 kDroppedAt = kBiasAt + backward_bias_bytes(kOptions);
+  static constexpr i32 kOwnBytes = kDroppedAt + backward_dropped_bytes(kOptions, kRows);
+  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kOwnBytes, kTile.row_stages, M,
+                                    kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
   static constexpr bool kStagesBias = Tiles::kStagesBias;
   using Rows = typename Tiles::Rows;
   using Turns = typename Tiles::Turns;
@@ -122,7 +132,6 @@ struct Backward {
                                          : Tiles::kSharedBytes < kTile.shared_bytes,
                 "the host's is for matrices where row tiles are of 128");
   static_assert(backward_fits(kD, kDv), "dQ is 64 x 64 a warpgroup at most");
-  static_assert(!kOptions.dropout || kRows == 64, "tile::Dropped is of 64 rows");
   static_assert(backward_fits_options(kOptions, kWanted));
   static constexpr i32 kStages = Tiles::kStages, kKHalf = Tiles::kKHalf;
   static constexpr bool kSplitsRows = kRows == 128;                 // dQ among the warpgroups
@@ -143,6 +152,12 @@ struct Backward {
   static_assert(Tiles::kSends == kOrdered, "consumers know no turns");
   static_assert(tile::kStagedBytes <= kDqBytes, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
+  // In row tiles of 128 tanh alone comes before dP, since P and weights times slopes would not both fit the registers;
+  // what dropout drops is drawn to shared memory. PERF: what is needed of it, and of statistics, is loaded late, or
+  // ptxas loads it all at once, and spills.
+  static constexpr bool kWeighsLate = kCaps && kRows == 128;
+  static constexpr bool kKeepsDrawn = kOptions.dropout && kRows == 128;
+  static constexpr i32 kLoadsLate = kWeighsLate ? 4 : kKeepsDrawn ? 2 : 0;  // pairs of a thread's cells at once
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
 
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 buffer) {
@@ -205,7 +220,11 @@ struct Backward {
     // kMultipliesOnes: of dS over the rows of a head that the key tile has seen; [0] and [2] are this thread's
     // two keys'.
     float key_sums[4] = {0, 0, 0, 0};
-    tile::Dropped dropped;
+    tile::Dropped dropped;  // of 64 rows
+    /// kKeepsDrawn: where those of this thread's n-th 64 rows are.
+    JALI_DEVICE u32 drawn(i32 n) const {
+      return sm.rest() + kDroppedAt + n * 4096 + opaque(warp) * 512 + opaque(lane) * 16;
+    }
     typename Scores::Added added;  // to the scores of the row tile that comes next
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
     using Dq = float[kDqCols / 2];
@@ -261,7 +280,14 @@ struct Backward {
       next.at.row += row;
       next.at.f.h = h;
       if constexpr (kStartsAtAdded) added.load(a, next.at, opaque(lane));
-      if constexpr (kOptions.dropout) dropped.draw(next.seed, next.at);
+      if constexpr (kOptions.dropout) {
+#pragma unroll
+        for (i32 n = 0; n < kRows / 64; ++n) {
+          dropped.draw(next.seed, next.at);
+          if constexpr (kKeepsDrawn) store_array(drawn(n), dropped.words());
+          next.at.row += 64;
+        }
+      }
     }
     /// kAddsKeys: what is added to exponents of this thread's two keys, in shared memory.
     JALI_DEVICE u32 of_keys() const {
@@ -325,7 +351,7 @@ struct Backward {
       }
       if constexpr (kLooks && Tiles::kFinds) look_up(hiding);
       if constexpr (kHides && !kStartsHidden) hiding.hide_all(s, kCaps ? kHiddenTanh : 0.0f);
-      if constexpr (kCaps) weigh_tanh();
+      if constexpr (kCaps && !kWeighsLate) weigh_tanh();
     }
     /// Softcap: tanh to rounded weights, and to weights times slopes.
     JALI_DEVICE void weigh_tanh() {
@@ -336,41 +362,54 @@ struct Backward {
         load_pair(neg_lse + n / 2 * 32, lse[0], lse[1]);
 #pragma unroll
         for (i32 m = n; m < n + 2; ++m) {
-          float weight[2];
-#pragma unroll
-          for (i32 x = 0; x < 2; ++x) {
-            float& t = s[2 * m + x];
-            weight[x] = exp2_fast(__fmaf_rn(t, a.scores.softcap * kLog2E, lse[x]));
-            t = weight[x] * __fmaf_rn(-t, t, 1);
-          }
-          p[m] = T::pack(weight[0], weight[1]);
+          p[m] = weigh_tanh(reinterpret_cast<float (&)[2]>(s[2 * m]), lse);
         }
       }
+    }
+    /// Those of two cells.
+    JALI_DEVICE u32 weigh_tanh(float (&t)[2], const float (&lse)[2]) {
+      float weight[2];
+#pragma unroll
+      for (i32 x = 0; x < 2; ++x) {
+        weight[x] = exp2_fast(__fmaf_rn(t[x], a.scores.softcap * kLog2E, lse[x]));
+        t[x] = weight[x] * __fmaf_rn(-t[x], t[x], 1);
+      }
+      return T::pack(weight[0], weight[1]);
     }
     /// dP - delta to dS, and both P and dS to operands: k16 step t is words 4 t to 4 t + 3. kCaps: s
     /// has slopes in it, and P is rounded; dropout: dP comes without delta.
     JALI_DEVICE void differentiate() {
+      const i32 lane = kWeighsLate ? opaque(this->lane) : this->lane;
       const u32 statistics = sm.neg_lse(steps() % kStages) + (lane & 3) * 8;
 #pragma unroll
       for (i32 n = 0; n < kRows / 4; ++n) {
         float (&d)[2] = reinterpret_cast<float (&)[2]>(dp[2 * n]);
         float (&w)[2] = reinterpret_cast<float (&)[2]>(s[2 * n]);
         if constexpr (kOptions.dropout) {
+          if (kKeepsDrawn && n % 16 == 0) load_array(drawn(n / 16), dropped.words());
           float delta[2];
           load_pair(statistics + kStages * Tiles::kStatPlace + n / 2 * 32, delta[0], delta[1]);
 #pragma unroll
           for (i32 x = 0; x < 2; ++x) {
-            const float kept = dropped.factor(a.scores, n, x);
+            const float kept = dropped.factor(a.scores, n % 16, x);
             d[x] = __fmaf_rn(d[x], kept, delta[x]) * w[x];
             w[x] *= kept;
             if (kCaps && kept == 0.0f) p[n] &= x ? 0xffff : 0xffff0000;
           }
         } else {
+          if constexpr (kWeighsLate) {
+            float lse[2];
+            load_pair(statistics + n / 2 * 32, lse[0], lse[1]);
+            p[n] = weigh_tanh(w, lse);
+          }
           d[0] *= w[0];
           d[1] *= w[1];
         }
         ds[n] = T::pack(d[0], d[1]);
         if constexpr (!kCaps) p[n] = T::pack(w[0], w[1]);
+        if constexpr (kLoadsLate > 0) {
+          if ((n + 1) % kLoadsLate == 0) pin(p[n], sm.barrier(0));
+        }
       }
     }
     JALI_DEVICE void share_ds(u32 buffer) {

@@ -15,7 +15,7 @@ class BackwardSm90Pair final : public BackwardSm90Launch {
                     bool) const override {
     return !(D > 192 && Dv > 192 && options.softcap && wanted.keys);
   }
-  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&) const override {
+  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&, bool) const override {
     return backward_pair_tile(D, Dv);
   }
   double cost() const override { return 1.5; }

@@ -13,7 +13,7 @@ class BackwardSm90Wide final : public BackwardSm90Launch {
   bool fits_options(i32, i32, const ScoreOptions&, const BiasGradients&, bool) const override {
     return true;
   }
-  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&) const override {
+  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions&, bool) const override {
     return backward_wide_tile(D, Dv);
   }
   double cost() const override { return 2; }
