@@ -1,5 +1,8 @@
 #include "cuda/backward_launch.h"
 
+#include <bit>
+#include <cmath>
+
 #include "cuda/bias_gradients.h"
 #include "cuda/score_arguments.h"
 
@@ -82,6 +85,28 @@ bool asks_by_runs(const BoundMask& mask) {
     runs &= leaf->device_even() || (leaf->rows_read_tables() && leaf->cols_read_tables());
   }
   return runs;
+}
+
+/// Weights of scores below the polynomial's other end are less than 2^-10 together, of so many keys.
+void set_low_scores(BackwardArgs& a, double scale, double softcap, i64 keys) {
+  const double end_product = kMostOfTanh * softcap / scale;
+  const i32 exponent = std::ilogb(end_product);
+  if (exponent < -60 || exponent > 60) return;  // K as it is, and no score is low
+  const double k_factor = std::ldexp(1.0, -1 - exponent);
+  const double end = end_product * k_factor;  // of products, from 0.5 to 1
+  double terms[2];
+  terms_of_tanh(kMostOfTanh, terms);
+  LowScores& low = a.low;
+  const u32 bits = std::bit_cast<u32>(static_cast<float>(k_factor));  // bf16 is the upper half
+  low.k_factors = bits | bits >> 16;
+  low.above = static_cast<float>(1 - end * end);
+  const double rise = terms[1] / (end * end * end);
+  low.terms[0] = static_cast<float>(terms[0] / end - rise * low.above);
+  low.terms[1] = static_cast<float>(rise);
+  const double score = softcap * kLog2E * (terms[0] + terms[1]);
+  low.least = static_cast<float>(-score);
+  low.most = static_cast<float>(score - 10 - std::log2(static_cast<double>(max_of<i64>(keys, 1))));
+  a.scores.scale = a.dq_scale = static_cast<float>(scale / k_factor);
 }
 
 void set_first_and_last(BackwardArgs& a, i32 blocks) {
@@ -208,6 +233,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.lse_factor =
       adjusts_products(backward_options(p, grads)) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
+  a.dq_scale = a.scale;
+  if (scales_keys(backward_options(p, grads), p.dtype)) {
+    set_low_scores(a, p.scale, p.softcap, keys);
+  }
   const bool maps = has_maps(p);
   const bool even = !maps && !p.mask->trivial();
   a.falling = even || (maps && p.deterministic);

@@ -28,6 +28,8 @@ class BackwardSm90Launch : public BackwardVariant {
                             bool deterministic) const = 0;
   virtual BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options,
                             bool deterministic) const = 0;
+  /// Whether the kernel multiplies K by LowScores::k_factors.
+  virtual bool scales_keys(const ScoreOptions&, DType) const { return false; }
   /// Relative to others that fit, too.
   virtual double cost() const = 0;
 };

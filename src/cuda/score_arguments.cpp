@@ -1,5 +1,7 @@
 #include "cuda/score_arguments.h"
 
+#include <cmath>
+
 #include "base/error.h"
 
 namespace jali::cuda {
@@ -46,6 +48,19 @@ std::string text_of(const ScoreOptions& o) {
   text.append(", ").append(flag(o.sinks)).append(", ").append(flag(o.dropout));
   text.append(", ").append(flag(o.bounded)).append("}");
   return text;
+}
+
+void terms_of_tanh(double end, double (&terms)[2]) {
+  // Of z = x², tanh(end x) / (end x) is nearly the line that it meets at these two.
+  const double root = std::sqrt(0.125);
+  auto quotient = [end](double z) {
+    const double x = end * std::sqrt(z);
+    return std::fabs(x) > 1e-6 ? std::tanh(x) / x : 1;
+  };
+  const double low = quotient(0.5 - root), high = quotient(0.5 + root);
+  const double rise = (high - low) / (2 * root);
+  terms[0] = end * 0.5 * (low + high - rise);
+  terms[1] = end * rise;
 }
 
 ScoreArgs score_arguments(Call& call) {

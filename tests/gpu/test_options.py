@@ -148,6 +148,21 @@ def test_numbers(options: dict[str, Any], D: int) -> None:
     check(D, options, deterministic=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("D", [40, 64, 96, 128, 256])
+def test_softcap_of_scores_that_are_low_or_not(D: int, dtype: torch.dtype) -> None:
+    """In bf16 LSE tells the backward which row tiles' scores are well below the cap, and go by a
+    polynomial; heads with a large sink may not, beside others of the same keys."""
+    sinks = torch.tensor([0.0, 25.0, 25.0, 0.0], dtype=torch.float64)
+    check(D, {"softcap": 30.0}, dtype)
+    check(D, {"softcap": 30.0, "sinks": sinks}, dtype)
+    check(D, {"softcap": 30.0, "sinks": sinks}, dtype, deterministic=True)
+    check(D, {"softcap": 50.0, "scale": 1.0}, dtype)
+    everything = torch.ones(B, Hq, 300, 640, dtype=torch.bool)
+    check_attention(None, everything, Hkv=Hkv, D=D, dtype=dtype, device="cuda",
+                    options={"softcap": 30.0, "sinks": sinks})  # fmt: skip
+
+
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_everything_together(D: int) -> None:
     options = {

@@ -5,6 +5,7 @@
 BACKWARD_OPTIONS(BackwardWide, any_scale, BF16, 128, 128, leaf::Causal, false, (.any_scale = true),
                  ())
 BACKWARD_OPTIONS(Backward, softcap, BF16, 128, 128, Streaming, false, (.softcap = true), ())
+BACKWARD_OPTIONS(Backward, softcap_96, BF16, 96, 96, NoMask, true, (.softcap = true), ())
 BACKWARD_OPTIONS(Backward, alibi_sinks, FP16, 96, 96, leaf::Causal, true,
                  (.alibi = true, .sinks = true), ())
 BACKWARD_OPTIONS(Backward, key_bias, BF16, 128, 128, leaf::Causal, false,
@@ -28,6 +29,9 @@ BACKWARD_OPTIONS(Backward, bias_eights_64, BF16, 64, 64, leaf::Causal, false,
                  (.cells = CellGradient::kFours))
 BACKWARD_OPTIONS(Backward, softcap_dropout_64, BF16, 64, 64, Documents, false,
                  (.softcap = true, .dropout = true), ())
+BACKWARD_OPTIONS(Backward, softcap_64, BF16, 64, 64, leaf::Causal, false, (.softcap = true), ())
+BACKWARD_OPTIONS(Backward, softcap_half_64, FP16, 64, 64, Streaming, false, (.softcap = true), ())
+BACKWARD_OPTIONS(Backward, dropout_64, BF16, 64, 64, Documents, false, (.dropout = true), ())
 BACKWARD_OPTIONS(Backward, key_bias_64, BF16, 64, 64, Documents, false,
                  (.key_bias = BiasType::kHalf), (.keys = true))
 BACKWARD_OPTIONS(Backward, key_bias_full, BF16, 128, 128, NoMask, false,

@@ -109,6 +109,15 @@ struct TokenSums {
   }
 };
 
+/// Softcap by a polynomial of two terms. K is multiplied by a power of two (k_factors: a pair of it in bf16), so that of
+/// products x, as far as x² + above is at most 1, the score over softcap is nearly x (terms[0] + terms[1] (x² + above)).
+/// That no score of a row is above that, and that those below its other end weigh too little to matter, its LSE tells:
+/// -log2(e) LSE is between `least` and `most` then.
+struct LowScores {
+  u32 k_factors = 0x3f803f80;
+  float above = 0, terms[2] = {}, least = 1, most = 0;  // between these is nothing
+};
+
 /// What differs from call to call; passed by value.
 struct BackwardArgs {
   Sequences seq;
@@ -129,6 +138,7 @@ struct BackwardArgs {
   float scale = 0, scale_log2 = 0;  // scale_log2 = scale · log2(e)
   float lse_factor = 0;      // from LSE to neg_lse: -1 / scale, what raw scores start at; where
                              // options adjust products -log2(e), added to what they become
+  float dq_scale = 0;        // of the sums of dq: scale, but for what K is multiplied by
   TileMap key_map, row_map;  // of a mask; of row tiles: deterministic only
   // What blocks tell each other: so many counters, zero before and after, of which turns are not.
   i32 num_counters = 0;
@@ -144,6 +154,7 @@ struct BackwardArgs {
   void *dq = nullptr, *dk = nullptr, *dv = nullptr;
   Strides out_strides, dout_strides, lse_strides, dlse_strides, dq_strides, dk_strides, dv_strides;
   ScoreArgs scores;
+  LowScores low;                 // where K is multiplied, as scores.scale knows
   CellTable dbias;               // BiasGradients::cells
   TokenSums key_sums, row_sums;  // ::keys, ::rows; head_div of row_sums is 1
   float* sink_sums = nullptr;    // [sequences][Hq][parts of a head's row tiles]; may be null

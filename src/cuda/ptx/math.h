@@ -40,6 +40,12 @@ JALI_DEVICE float square_to_one(float x) {
   asm("mul.rn.sat.f32 %0, %1, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+/// The same of x² + more.
+JALI_DEVICE float square_to_one(float x, float more) {
+  float y;
+  asm("fma.rn.sat.f32 %0, %1, %1, %2;" : "=f"(y) : "f"(x), "f"(more));
+  return y;
+}
 JALI_DEVICE float maximum(float a, float b) {
   float y;
   asm("max.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
@@ -55,6 +61,7 @@ JALI_DEVICE float maximum_or_nan(float a, float b) {
 
 /// 16-bit numbers. pack: two floats rounded to a pair, `low` in the low half; value: one of them.
 struct BF16 {
+  static constexpr i32 kDigits = 8;  // binary
   JALI_DEVICE static float value(u16 x) { return __uint_as_float(u32{x} << 16); }
   JALI_DEVICE static u32 pack(float low, float high) {
     u32 pair;
@@ -69,6 +76,7 @@ struct BF16 {
   }
 };
 struct FP16 {
+  static constexpr i32 kDigits = 11;
   JALI_DEVICE static float value(u16 x) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));

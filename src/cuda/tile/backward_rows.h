@@ -258,6 +258,8 @@ struct BackwardRows {
           }
         }
         (begin + x ? high : low) += line & 1 ? even[1] + odd[3] : even[0] + odd[2];
+        // PERF: the loads of the other 8 rows stay behind, or some kernels would spill.
+        if (kStages > 0 && begin + x == 0) ptx::pin(low, stages);
       }
     }
   }
@@ -336,7 +338,7 @@ struct BackwardRows {
     }
   }
 
-  /// dq = scale · dq_sum. Returns what comes after the parts.
+  /// dq = dq_scale · dq_sum. Returns what comes after the parts.
   ///
   /// A unit is 64 columns of 16 rows, two blocks of 8 columns at a time. The lanes of a pair exchange, so
   /// that each has four columns of one of the blocks.
@@ -374,8 +376,8 @@ struct BackwardRows {
             u32 w[2];
 #pragma unroll
             for (i32 n = 0; n < 2; ++n) {
-              w[n] = T::pack(__uint_as_float(x[j + n][2 * e]) * a.scale,
-                             __uint_as_float(x[j + n][2 * e + 1]) * a.scale);
+              w[n] = T::pack(__uint_as_float(x[j + n][2 * e]) * a.dq_scale,
+                             __uint_as_float(x[j + n][2 * e + 1]) * a.dq_scale);
             }
             ptx::exchange(w[0], w[1], odd, 1);
             const i32 at_column = 8 * (begin + j);

@@ -102,8 +102,9 @@ struct BackwardTiles {
   static constexpr i32 kTurnWarps = kTurnGroup ? 0 : kTells + kSends;  // of the loader's warpgroup
   // PERF: beside a bias, or what dropout drops, in shared memory, which takes half of the stages, one: ptxas spills with
   // one stage each.
-  static constexpr i32 kRowWarps =
-      kStagesBias || (kOptions.dropout && kRows == 128) ? 1 : 3 - max_of(kFinders + kTurnWarps, i32{kTurnGroup});
+  static constexpr i32 kRowWarps = kStagesBias || (kOptions.dropout && kRows == 128)
+                                       ? 1
+                                       : 3 - max_of(kFinders + kTurnWarps, i32{kTurnGroup});
   static constexpr i32 kStagesEach = kRowStages / kRowWarps;
   // Beside the loader.
   static constexpr i32 kCountingWarps = kRowWarps + kTells + kSends + kConsumerWarps;

@@ -14,9 +14,11 @@ class BackwardSm90 final : public BackwardSm90Launch {
                     bool) const override {
     return backward_fits_options(options, wanted);
   }
-  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options,
-                    bool deterministic) const override {
+  BackwardTile tile(i32 D, i32 Dv, const ScoreOptions& options, bool deterministic) const override {
     return backward_tile(D, Dv, options, deterministic);
+  }
+  bool scales_keys(const ScoreOptions& options, DType type) const override {
+    return backward_scales_keys(options, type == DType::kBF16);
   }
   double cost() const override { return 1; }
 };

@@ -25,13 +25,14 @@
 //           step before, as dropout is drawn there; a bias over rows and keys, if it can be copied eight keys at a time,
 //           a warp copies for itself, as soon as it has used that of the row tile before; a bias of keys it
 //           brings to shared memory once a head, from where exponents add it; softcap's slopes
-//           go into P as soon as that is rounded. What each costs: docs/performance.md.
+//           go into P as soon as that is rounded, and its scores by a polynomial where LSE says that they may
+//           (LowScores). What each costs: docs/performance.md.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ, by way of whose place dk and dv go, too; statistics
 //           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
 //           tiles, 4 KB each; a bias over rows and keys, [8 warps][rows][16 keys], or of keys, [8 warps][8][2],
 //           keys n and n + 8 side by side; notes; ones, by which dS is multiplied for the gradient of a bias of
-//           keys. 222 KB at D 128, with a bias 226.
+//           keys; what dropout drops of row tiles of 128. 222 KB at D 128, with a bias 226.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
 //           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
@@ -51,6 +52,11 @@ JALI_HD constexpr bool backward_fits(i32 D, i32 Dv) {
 /// Whether products become scores by softcap alone.
 JALI_HD constexpr bool caps_products(const ScoreOptions& options) {
   return options.softcap && !options.any_scale && !options.alibi && !options.loads();
+}
+/// Whether softcap goes by a polynomial where LSE says that it may (LowScores), and K is multiplied for that. Not in half
+/// precision, which has more digits.
+JALI_HD constexpr bool backward_scales_keys(const ScoreOptions& options, bool bf16) {
+  return bf16 && caps_products(options) && !options.dropout;
 }
 /// PERF: what would spill is for bwd_sm90_wide.cuh: what else is done to products; a bias over rows and
 /// keys that is not loaded and its gradient not stored in words, or beside others.
@@ -98,6 +104,7 @@ JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& 
 
 #if defined(__CUDACC_RTC__)
 #include "cuda/tile/backward_tiles.h"
+#include "cuda/tile/softcap.h"
 
 namespace jali::cuda {
 
@@ -152,12 +159,19 @@ struct Backward {
   static_assert(Tiles::kSends == kOrdered, "consumers know no turns");
   static_assert(tile::kStagedBytes <= kDqBytes, "dk and dv go by way of a warp's dQ");
   static constexpr bool kCaps = caps_products(kOptions);
+  // K and V are left operands from registers, too, of which at D 64 row tiles of 64 leave enough. PERF: shared memory is
+  // read less: 0.95 of the time. A bias without a gradient 1.00, dropout 1.02.
+  static constexpr bool kHoldsKeys = kRows == 64 && kD <= 64 && kDv <= 64 && kWanted.per_cell();
   // In row tiles of 128 tanh alone comes before dP, since P and weights times slopes would not both fit the registers;
-  // what dropout drops is drawn to shared memory. PERF: what is needed of it, and of statistics, is loaded late, or
-  // ptxas loads it all at once, and spills.
+  // what dropout drops is drawn to shared memory. PERF: what is needed of it, and of statistics, is loaded for so many
+  // pairs of a thread's cells at once; ptxas would load all of it, and spill.
   static constexpr bool kWeighsLate = kCaps && kRows == 128;
   static constexpr bool kKeepsDrawn = kOptions.dropout && kRows == 128;
-  static constexpr i32 kLoadsLate = kWeighsLate ? 4 : kKeepsDrawn ? 2 : 0;  // pairs of a thread's cells at once
+  static constexpr i32 kLoadsLate = kWeighsLate ? 4 : kKeepsDrawn ? 2 : 0;
+  // Low scores have steps of their own, since a branch while WGMMAs are in flight is dear. kLow: beside the flags of a
+  // row tile.
+  static constexpr bool kLooksLow = backward_scales_keys(kOptions, T::kDigits == 8);
+  static constexpr i32 kLow = 16;
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
 
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 buffer) {
@@ -217,6 +231,7 @@ struct Backward {
     float dk[kD / 2], dv[kDv / 2];
     float s[kRows / 2], dp[kRows / 2];
     u32 p[kRows / 4], ds[kRows / 4];
+    u32 k[kHoldsKeys ? kD / 4 : 1], v[kHoldsKeys ? kDv / 4 : 1];  // of the warp's 16 keys
     // kMultipliesOnes: of dS over the rows of a head that the key tile has seen; [0] and [2] are this thread's
     // two keys'.
     float key_sums[4] = {0, 0, 0, 0};
@@ -233,6 +248,32 @@ struct Backward {
     // PERF: one register for both.
     JALI_DEVICE u32 steps() const { return counts >> 2; }
     JALI_DEVICE u32 items() const { return counts & 3; }
+    /// kHoldsKeys: the warp's 16 keys of K or V, 16 columns in four words.
+    template <i32 kCount>
+    JALI_DEVICE void hold(u32 (&x)[kCount], u32 keys) {
+      if constexpr (kHoldsKeys) {
+        const u32 row = keys + (first_key() + (lane & 15)) * 128;
+#pragma unroll
+        for (i32 t = 0; t < kCount / 4; ++t) {
+          const u32 chunk = (2 * t + lane / 16) ^ (lane & 7);
+          load_matrices(row + chunk * 16, reinterpret_cast<u32(&)[4]>(x[4 * t]));
+        }
+      }
+    }
+    /// d += X Y', X this warpgroup's part of K or V, Y the row tile.
+    template <i32 kDim, i32 kCount>
+    JALI_DEVICE void multiply_keys(float (&d)[kRows / 2], const u32 (&held)[kCount], u32 keys,
+                                   u32 rows) {
+      if constexpr (kHoldsKeys) {
+        const u32 y = descriptor(rows, 16);
+#pragma unroll
+        for (i32 t = 0; t < kDim / 16; ++t) {
+          Wgmma<T, kRows, false>::rs(d, held + 4 * t, y + 2 * t, 1);
+        }
+      } else {
+        Tiles::template multiply_dim<kDim>(d, keys + wg() * 8192, rows);
+      }
+    }
     /// This warpgroup's part of dQ = dS K.
     JALI_DEVICE void multiply_dq(u32 buffer) {
       const u32 x = descriptor(ds_buffer(sm, buffer) + (kSplitsRows ? wg() * kKHalf : 0), 16);
@@ -325,8 +366,35 @@ struct Backward {
       hiding.look_up(mask, notes->item[(items() - 1) % 4], notes->note[steps() % Tiles::kNoteSlots],
                      first_key(), sm, steps(), lane);
     }
-    /// Raw scores less LSE, which are still being multiplied, to weights.
-    template <bool kHides>
+    /// kLooksLow: this warpgroup's K where it lies.
+    JALI_DEVICE void multiply_k() {
+      if constexpr (kLooksLow) {
+#pragma unroll
+        for (i32 half = 0; half < Tiles::kHalves; ++half) {
+          tile::multiply_shared<8192>(sm.k() + half * kKHalf + wg() * 8192, a.low.k_factors);
+        }
+        fence_async();
+        named_sync(1 + wg(), 128);
+      }
+    }
+    /// To the flags of the row tile that comes next, if `condition`: whether its scores are low. All warps see the same.
+    JALI_DEVICE void look_at_lse(bool condition) {
+      if constexpr (kLooksLow) {
+        const u32 stage = steps() % kStages;
+        barrier_wait_if(sm.q_full(stage), steps() / kStages & 1, condition);
+        bool low = condition;
+#pragma unroll
+        for (i32 n = 0; n < kRows; n += 64) {
+          float lse[2];
+          load_pair(sm.neg_lse(stage) + n * 4 + opaque(lane) * 8, lse[0], lse[1]);
+          for (const float x : lse) low &= (x >= a.low.least & x <= a.low.most) | x == -infinity();
+        }
+        if (__all_sync(0xffffffffu, low)) flags |= kLow;
+      }
+    }
+    /// Raw scores less LSE, which are still being multiplied, to weights; with softcap, to what tanh makes of them, if
+    /// they are low (kIsLow) by the polynomial, and that, unless kWeighsLate, to weights.
+    template <bool kHides, bool kIsLow>
     JALI_DEVICE void weigh(Hiding hiding) {
       // PERF: beside the MMAs; what others look up comes later.
       constexpr bool kLooks = kHides && !kSkips;
@@ -338,9 +406,14 @@ struct Backward {
       const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;
 #pragma unroll
       for (i32 n = 0; n < kRows / 2; ++n) {
-        const float x =
-            Scores::kAddsKeys ? __fmaf_rn(s[n], factor, of_key[n / 2 % 2]) : s[n] * factor;
-        s[n] = kCaps ? tanh_fast(x) : exp2_fast(x);
+        if constexpr (kIsLow) {
+          const float square = square_to_one(s[n], a.low.above);
+          s[n] *= __fmaf_rn(square, a.low.terms[1], a.low.terms[0]);
+        } else {
+          const float x =
+              Scores::kAddsKeys ? __fmaf_rn(s[n], factor, of_key[n / 2 % 2]) : s[n] * factor;
+          s[n] = kCaps ? tanh_fast(x) : exp2_fast(x);
+        }
       }
       // PERF: ptxas would wait for dP before all of them.
       if constexpr (kSpares && (!kHides || kStartsHidden)) {
@@ -440,7 +513,7 @@ struct Backward {
     /// or nothing, then dS is zero, and dQ of the last step all there is to multiply. PERF: a template, since a
     /// branch while WGMMAs are in flight is dear. The first of a key tile multiplies a dQ as well, but
     /// sends none.
-    template <Sees kSees>
+    template <Sees kSees, bool kIsLow = false>
     JALI_DEVICE void step(const Hiding& hiding = {}) {
       constexpr bool kHides = kSees == Sees::kSome, kNothing = kSees == Sees::kNothing;
       const bool due = !(flags & Tiles::kFirst);
@@ -465,10 +538,10 @@ struct Backward {
         tie(dp);
         wgmma_fence();
         Tiles::multiply_statistic(s, sm, sm.neg_lse(stage));
-        Tiles::template multiply_dim<kD>(s, sm.k() + wg() * 8192, sm.q(stage));
+        multiply_keys<kD>(s, k, sm.k(), sm.q(stage));
         wgmma_commit();
         Tiles::multiply_statistic(dp, sm, sm.neg_delta(stage));
-        Tiles::template multiply_dim<kDv>(dp, sm.v() + wg() * 8192, sm.o(stage));
+        multiply_keys<kDv>(dp, v, sm.v(), sm.o(stage));
         wgmma_commit();
       }
       // PERF: shared memory answers late while the tensor cores read it. Where a key tile ends, nobody
@@ -481,7 +554,7 @@ struct Backward {
         barrier_wait_if(sm.note_full(steps() + 1), (steps() + 1) / Tiles::kNoteSlots & 1, more);
         copy_bias(steps() + more, more);
       }
-      if constexpr (!kNothing) weigh<kHides>(hiding);
+      if constexpr (!kNothing) weigh<kHides, kIsLow>(hiding);
       if constexpr (!kNothing) {
         wgmma_wait<0>();
         tie(dp);
@@ -548,6 +621,7 @@ struct Backward {
           prepare(next, row, h);
         }
       }
+      look_at_lse(!(flags & (Tiles::kFirst | Tiles::kEnd)));
       wgmma_wait<0>();
       tie(p);
       tie(ds);
@@ -600,12 +674,19 @@ struct Backward {
       for (i32 n = 0; n < kD / 2; ++n) dk[n] = 0;
 #pragma unroll
       for (i32 n = 0; n < kDv / 2; ++n) dv[n] = 0;
+      multiply_k();
+      hold(k, sm.k());
+      hold(v, sm.v());
+      look_at_lse(true);
       do {
         if (flags & Tiles::kPartial) {
           step_partial();
+        } else if (kLooksLow && flags & kLow) {
+          do step<Sees::kAll, kLooksLow>();
+          while ((flags & (Tiles::kFirst | Tiles::kPartial | Tiles::kEnd | kLow)) == kLow);
         } else {
           do step<Sees::kAll>();
-          while (!(flags & (Tiles::kFirst | Tiles::kPartial | Tiles::kEnd)));
+          while (!(flags & (Tiles::kFirst | Tiles::kPartial | Tiles::kEnd | kLow)));
         }
       } while (!(flags & (Tiles::kFirst | Tiles::kEnd)));
       barrier_arrive_if(sm.v_empty(), lane == 0);

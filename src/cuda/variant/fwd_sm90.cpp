@@ -58,25 +58,20 @@ float weight_one(double softcap) {
 }
 
 /// Of ScoreArgs, what a polynomial in place of tanh needs: for products up to 1 without sign, arguments of tanh are up to
-/// kMost, where two terms are off by 2^-10.6 of the score at most (tanh.approx by 2^-11). Beyond 1 products go on as a
-/// line: sums of weights below `most_sum` have none above it; and those above `least_sum` do not change by weights below
-/// it, of which a thread has 32 at most, by more than 2^-10.
+/// kMostOfTanh. Beyond 1 products go on as a line: sums of weights below `most_sum` have none above it; and those above
+/// `least_sum` do not change by weights below it, of which a thread has 32 at most, by more than 2^-10.
 void set_tanh(ScoreArgs& a, double scale, double softcap) {
-  constexpr double kMost = 0.46;
-  const double end_product = kMost * softcap / std::fmax(std::fabs(scale), 0x1p-60);
+  const double end_product = kMostOfTanh * softcap / std::fmax(std::fabs(scale), 0x1p-60);
   const i32 exponent = clamp_to(std::ilogb(end_product), -60, 60);
   a.q_factor = static_cast<float>(std::ldexp(1.0, -exponent));
   const u32 bits = std::bit_cast<u32>(a.q_factor);  // bf16 is the upper half
   a.q_factors = bits | bits >> 16;
   a.scale = static_cast<float>(scale / a.q_factor);
-  // Of z = x², up to `most`, tanh(x) / x is nearly the line that it meets at these two.
-  const double x = a.scale / softcap, most = x * x, root = std::sqrt(0.125);
-  auto quotient = [](double z) { return z > 1e-12 ? std::tanh(std::sqrt(z)) / std::sqrt(z) : 1; };
-  const double low = quotient(most * (0.5 - root)), high = quotient(most * (0.5 + root));
-  const double unit = softcap * kLog2E, rise = (high - low) / (2 * root);
-  const double terms[2] = {unit * x * 0.5 * (low + high - rise), unit * x * rise};
-  for (i32 n = 0; n < 2; ++n) a.tanh_terms[n] = static_cast<float>(terms[n]);
-  const double end = std::fabs(terms[0] + terms[1]), shift = a.weight_one * unit;
+  double terms[2];
+  terms_of_tanh(a.scale / softcap, terms);
+  const double unit = softcap * kLog2E;
+  for (i32 n = 0; n < 2; ++n) a.tanh_terms[n] = static_cast<float>(unit * terms[n]);
+  const double end = unit * std::fabs(terms[0] + terms[1]), shift = a.weight_one * unit;
   a.most_sum = static_cast<float>(std::exp2(end - shift));
   a.least_sum = static_cast<float>(std::exp2(10 - end - shift));
 }
