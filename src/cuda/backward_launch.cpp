@@ -1,6 +1,5 @@
 #include "cuda/backward_launch.h"
 
-#include <bit>
 #include <cmath>
 
 #include "cuda/bias_gradients.h"
@@ -97,8 +96,7 @@ void set_low_scores(BackwardArgs& a, double scale, double softcap, i64 keys) {
   double terms[2];
   terms_of_tanh(kMostOfTanh, terms);
   LowScores& low = a.low;
-  const u32 bits = std::bit_cast<u32>(static_cast<float>(k_factor));  // bf16 is the upper half
-  low.k_factors = bits | bits >> 16;
+  low.k_factors = bf16_pair(k_factor);
   low.above = static_cast<float>(1 - end * end);
   const double rise = terms[1] / (end * end * end);
   low.terms[0] = static_cast<float>(terms[0] / end - rise * low.above);
@@ -200,7 +198,8 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
                              const BackwardViews& grads) const {
   const AttentionProblem& p = call.problem();
   const i32 D = rounded(p.D), Dv = rounded(p.Dv);
-  const BackwardTile tile = this->tile(D, Dv, backward_options(p, grads), p.deterministic);
+  const ScoreOptions options = backward_options(p, grads);
+  const BackwardTile tile = this->tile(D, Dv, options, p.deterministic);
   const KernelText module = text(p, grads);
   const Kernel& main =
       call.kernel(module, "backward", tile.shared_bytes, [&] { return texts(p, grads); });
@@ -230,13 +229,10 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.last = heads_by_length(a.heads, a.key_tiles, most_clusters);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
-  a.lse_factor =
-      adjusts_products(backward_options(p, grads)) ? -kLog2E : static_cast<float>(-1 / p.scale);
+  a.lse_factor = adjusts_products(options) ? -kLog2E : static_cast<float>(-1 / p.scale);
   a.scores = score_arguments(call);
   a.dq_scale = a.scale;
-  if (scales_keys(backward_options(p, grads), p.dtype)) {
-    set_low_scores(a, p.scale, p.softcap, keys);
-  }
+  if (scales_keys(options, p.dtype)) set_low_scores(a, p.scale, p.softcap, keys);
   const bool maps = has_maps(p);
   const bool even = !maps && !p.mask->trivial();
   a.falling = even || (maps && p.deterministic);

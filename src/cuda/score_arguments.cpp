@@ -1,5 +1,6 @@
 #include "cuda/score_arguments.h"
 
+#include <bit>
 #include <cmath>
 
 #include "base/error.h"
@@ -48,6 +49,11 @@ std::string text_of(const ScoreOptions& o) {
   text.append(", ").append(flag(o.sinks)).append(", ").append(flag(o.dropout));
   text.append(", ").append(flag(o.bounded)).append("}");
   return text;
+}
+
+u32 bf16_pair(double power) {
+  const u32 bits = std::bit_cast<u32>(static_cast<float>(power));  // bf16 is the upper half
+  return bits | bits >> 16;
 }
 
 void terms_of_tanh(double end, double (&terms)[2]) {

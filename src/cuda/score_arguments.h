@@ -19,6 +19,8 @@ ScoreArgs score_arguments(Call& call);
 /// Where softcap goes by two terms, arguments of tanh are up to this: they are off by 2^-10.6 of the score at most,
 /// tanh.approx by 2^-11.
 constexpr double kMostOfTanh = 0.46;
+/// A power of two as a pair of it in bf16.
+u32 bf16_pair(double power);
 /// For x from 0 to 1, tanh(end x) is nearly x (terms[0] + terms[1] x²).
 void terms_of_tanh(double end, double (&terms)[2]);
 

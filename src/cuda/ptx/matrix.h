@@ -52,6 +52,18 @@ JALI_DEVICE void load_matrices(u32 shared, u32 (&w)[4]) {
                : "r"(shared)
                : "memory");
 }
+/// A warp's 16 rows as a left operand, four words for 16 columns, from boxes of 64 columns under the 128-byte swizzle,
+/// kBox bytes apart. `row`: where row lane % 16 of these begins; r: its number in a box, whose last three bits matter.
+template <i32 kBox, i32 kCount>
+JALI_DEVICE void load_left(u32 (&x)[kCount], u32 row, i32 r, i32 lane) {
+#pragma unroll
+  for (i32 t = 0; t < kCount / 4; ++t) {
+    u32 words[4];
+    load_matrices(row + t / 4 * kBox + ((2 * (t % 4) + (lane >> 4) ^ r & 7) << 4), words);
+#pragma unroll
+    for (i32 n = 0; n < 4; ++n) x[4 * t + n] = words[n];
+  }
+}
 /// Of the transposes: rows 2 (lane % 4) and the next, column lane / 4.
 JALI_DEVICE void load_transposed(u32 shared, u32 (&w)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

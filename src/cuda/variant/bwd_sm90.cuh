@@ -39,6 +39,9 @@
 //           cells_full and note_empty: one a finder warp (2), of every row tile; else added_full: one a
 //           consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that is 1 then; staged_empty:
 //           1, and one more of note_empty, by the warp that adds.
+// Here      for host and kernel: what fits, backward_rows, backward_tile; Backward: what options and masks leave of a
+//           step; Consumer, in this order: products; what is prepared for the next row tile; look_at_lse; weigh,
+//           differentiate, share_ds, send_dq; step, step_partial, run_item. Warpgroup 0 is in tile/backward_tiles.h.
 #pragma once
 
 #include "cuda/kernel/backward.h"
@@ -248,18 +251,6 @@ struct Backward {
     // PERF: one register for both.
     JALI_DEVICE u32 steps() const { return counts >> 2; }
     JALI_DEVICE u32 items() const { return counts & 3; }
-    /// kHoldsKeys: the warp's 16 keys of K or V, 16 columns in four words.
-    template <i32 kCount>
-    JALI_DEVICE void hold(u32 (&x)[kCount], u32 keys) {
-      if constexpr (kHoldsKeys) {
-        const u32 row = keys + (first_key() + (lane & 15)) * 128;
-#pragma unroll
-        for (i32 t = 0; t < kCount / 4; ++t) {
-          const u32 chunk = (2 * t + lane / 16) ^ (lane & 7);
-          load_matrices(row + chunk * 16, reinterpret_cast<u32(&)[4]>(x[4 * t]));
-        }
-      }
-    }
     /// d += X Y', X this warpgroup's part of K or V, Y the row tile.
     template <i32 kDim, i32 kCount>
     JALI_DEVICE void multiply_keys(float (&d)[kRows / 2], const u32 (&held)[kCount], u32 keys,
@@ -452,7 +443,7 @@ struct Backward {
     /// dP - delta to dS, and both P and dS to operands: k16 step t is words 4 t to 4 t + 3. kCaps: s
     /// has slopes in it, and P is rounded; dropout: dP comes without delta.
     JALI_DEVICE void differentiate() {
-      const i32 lane = kWeighsLate ? opaque(this->lane) : this->lane;
+      const i32 lane = kWeighsLate ? opaque(this->lane) : this->lane;  // PERF: or it would spill
       const u32 statistics = sm.neg_lse(steps() % kStages) + (lane & 3) * 8;
 #pragma unroll
       for (i32 n = 0; n < kRows / 4; ++n) {
@@ -675,8 +666,11 @@ struct Backward {
 #pragma unroll
       for (i32 n = 0; n < kDv / 2; ++n) dv[n] = 0;
       multiply_k();
-      hold(k, sm.k());
-      hold(v, sm.v());
+      if constexpr (kHoldsKeys) {
+        const u32 row = (first_key() + (lane & 15)) * 128;
+        load_left<kKHalf>(k, sm.k() + row, lane, lane);
+        load_left<kKHalf>(v, sm.v() + row, lane, lane);
+      }
       look_at_lse(true);
       do {
         if (flags & Tiles::kPartial) {

@@ -1,7 +1,6 @@
 // Launches the forward kernel of fwd_sm90.cuh.
 #include "cuda/variant/fwd_sm90.cuh"
 
-#include <bit>
 #include <cmath>
 
 #include "base/error.h"
@@ -64,8 +63,7 @@ void set_tanh(ScoreArgs& a, double scale, double softcap) {
   const double end_product = kMostOfTanh * softcap / std::fmax(std::fabs(scale), 0x1p-60);
   const i32 exponent = clamp_to(std::ilogb(end_product), -60, 60);
   a.q_factor = static_cast<float>(std::ldexp(1.0, -exponent));
-  const u32 bits = std::bit_cast<u32>(a.q_factor);  // bf16 is the upper half
-  a.q_factors = bits | bits >> 16;
+  a.q_factors = bf16_pair(a.q_factor);
   a.scale = static_cast<float>(scale / a.q_factor);
   double terms[2];
   terms_of_tanh(a.scale / softcap, terms);

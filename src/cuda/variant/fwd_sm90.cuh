@@ -276,14 +276,7 @@ struct Forward {
     JALI_DEVICE void hold_q(i32 slot) {
       const i32 r = (warp() & 3) * 16 + (lane & 15);  // of the warpgroup's
       const u32 from = sm.q(slot) + wg * (kQBytes / kConsumers) + r * kRowBytes;
-#pragma unroll
-      for (i32 t = 0; t < kD / 16; ++t) {
-        u32 words[4];
-        load_matrices(from + t / 4 * (64 * kRowBytes) + ((2 * (t % 4) + (lane >> 4) ^ r & 7) << 4),
-                      words);
-#pragma unroll
-        for (i32 n = 0; n < 4; ++n) q[4 * t + n] = words[n];
-      }
+      load_left<64 * kRowBytes>(q, from, r, lane);
       __syncwarp();
       barrier_arrive_if(sm.q_empty(slot), lane == 0);
     }
