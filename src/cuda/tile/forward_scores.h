@@ -203,18 +203,15 @@ struct Kept {
     }
     upper = first & 64;
   }
-  /// Clears pairs of weights in the operand's layout.
-  JALI_DEVICE void drop(u32 (&p)[kKeys / 4], const cuda::ScoreArgs& a) const {
-#pragma unroll
-    for (i32 j = 0; j < kKeys / 8; ++j) {
-      const bool behind = kKeys == 64 && upper;
-      const u32 factor = behind ? kDropoutFactors[(j + 8) % 16] : kDropoutFactors[j];
-#pragma unroll
-      for (i32 e = 0; e < 2; ++e) {
-        p[2 * j + e] &=
-            ~(ptx::magnitudes_below(rows[e].word(factor), a.dropout_limit) ^ a.dropout_keeps);
-      }
-    }
+  /// Of a pair of cells, ones where numbers are below the limit.
+  JALI_DEVICE u32 below(i32 j, i32 e, const cuda::ScoreArgs& a) const {
+    const bool behind = kKeys == 64 && upper;
+    const u32 factor = behind ? kDropoutFactors[(j + 8) % 16] : kDropoutFactors[j];
+    return ptx::magnitudes_below(rows[e].word(factor), a.dropout_limit);
+  }
+  /// A pair of weights, cleared where it is dropped.
+  JALI_DEVICE static u32 drop(u32 pair, u32 below, const cuda::ScoreArgs& a) {
+    return pair & ~(below ^ a.dropout_keeps);
   }
 };
 

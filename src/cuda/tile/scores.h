@@ -19,7 +19,7 @@ struct ScoreOptions {
   bool bias_eights = false;  // of kHalf, besides: keys 8 n to 8 n + 7
   BiasType key_bias = BiasType::kNone;
   bool alibi = false, sinks = false, dropout = false;
-  bool bounded = false;  // forward: softcap's weights need no maxima (ScoreArgs::weight_one)
+  bool bounded = false;  // forward: softcap's weights need no maxima: they are exp(score)
 
   /// Whether something is loaded for cells.
   constexpr bool loads() const { return bias != BiasType::kNone || key_bias != BiasType::kNone; }
@@ -50,8 +50,6 @@ struct ScoreArgs {
   // what sums of weights made so may be (tile/softcap.h).
   float q_factor = 1, tanh_terms[2] = {}, least_sum = 0, most_sum = 0;
   u32 q_factors = 0;
-  // bounded: the score, over softcap, whose weight is 1, so that those of others lie between 2^-100 and 2^62.
-  float weight_one = 1;
   BiasTable bias, key_bias;
   const float* alibi_slopes = nullptr;  // [Hq]
   const float* sinks = nullptr;         // [Hq]

@@ -12,29 +12,12 @@
 
 #include "cuda/ptx/math.h"
 #include "cuda/ptx/shared.h"
-#include "cuda/tile/scores.h"
-#include "cuda/tile/softmax.h"
 
 namespace jali::tile {
 
-/// Products x of row e to weights exp2(x (terms[0] + terms[1] min(x², 1)) - shift); adds them. kWaits: a block of 8
-/// columns waits for the one before the last. PERF: two warpgroups take 3 to 8 % less time so; three, which fill each
-/// other's gaps, 3 % more.
-template <i32 e, bool kWaits, i32 kScores>
-JALI_DEVICE void capped_exponentials(float (&s)[kScores], const float (&terms)[2], float shift,
-                                     float (&total)[4]) {
-  float factor = terms[1];
-#pragma unroll
-  for (i32 j = 0; j < kScores / 4; ++j) {
-    if (kWaits && j >= 2) factor = when_there(terms[1], s[4 * j - 8 + 2 * e + 1]);
-#pragma unroll
-    for (i32 x = 0; x < 2; ++x) {
-      float& at = s[4 * j + 2 * e + x];
-      const float y = __fmaf_rn(ptx::square_to_one(at), factor, terms[0]);
-      at = ptx::exp2_fast(__fmaf_rn(at, y, -shift));
-      total[2 * e + x] += at;
-    }
-  }
+/// What the exponential of a product takes, by ScoreArgs::tanh_terms.
+JALI_DEVICE float capped(float product, const float (&terms)[2]) {
+  return product * __fmaf_rn(ptx::square_to_one(product), terms[1], terms[0]);
 }
 
 /// Multiplies kBytes of shared memory, pairs of bf16, by a pair of factors, by the 128 threads of a warpgroup.

@@ -70,29 +70,66 @@ constexpr float kRoom = 0x1p10f;
 /// kSlack of maxima that are looked for then: by these, sums are within kRoom.
 constexpr i32 kSmallSlack = 4;
 
-/// x, when a weight is there (NaN if that is not finite). PERF: what is multiplied by it is computed beside the
-/// exponentials of earlier columns. ptxas computes all of it first else, since it does not know how additions wait beside
-/// the tensor cores: the unit of exponentials idles then.
-JALI_DEVICE float when_there(float x, float weight) { return __fmaf_rn(weight, 0.0f, x); }
-
 /// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds
-/// them. kPolynomials: so many of eight come from polynomials. kWaits: four blocks wait for the four before the last.
-template <i32 e, i32 kBegin, i32 kEnd, i32 kPolynomials, bool kWaits, i32 kScores>
+/// them. kPolynomials: so many of eight come from polynomials.
+template <i32 e, i32 kBegin, i32 kEnd, i32 kPolynomials, i32 kScores>
 JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&shift)[2],
                               float (&total)[4]) {
-  float factor = scale;
 #pragma unroll
   for (i32 j = kBegin; j < kEnd; ++j) {
-    const i32 before = 4 * (j - 5) + 2 * e + 1;  // the last one of those
-    if (kWaits && j % 4 == 0 && j >= kBegin + 8) factor = when_there(scale, s[before]);
 #pragma unroll
     for (i32 x = 0; x < 2; ++x) {
       float& at = s[4 * j + 2 * e + x];
-      at = __fmaf_rn(at, factor, -shift[e]);
+      at = __fmaf_rn(at, scale, -shift[e]);
       at = (2 * j + x) * kPolynomials % 8 + kPolynomials >= 8 ? ptx::exp2_polynomial(at)
                                                               : ptx::exp2_fast(at);
       total[2 * e + x] += at;
     }
+  }
+}
+
+/// What is computed for a cell comes so many cells before its exponential; what needs that, so many behind it.
+/// PERF: ptxas computes what exponentials take as if an instruction took a cycle each. Beside the tensor cores it takes
+/// more, so that their unit idles first, and all else later. In this order it never does.
+constexpr i32 kAhead = 4, kBehind = 4;
+
+/// prepare(n) and exponential(n) of each cell.
+template <i32 kCells, class Prepare, class Exponential>
+JALI_DEVICE void in_order(Prepare prepare, Exponential exponential) {
+#pragma unroll
+  for (i32 n = 0; n < kAhead; ++n) prepare(n);
+#pragma unroll
+  for (i32 n = 0; n < kCells; ++n) {
+    if (n % 2 == 0) ptx::keep_order();
+    if (n + kAhead < kCells) prepare(n + kAhead);
+    exponential(n);
+  }
+  ptx::keep_order();
+}
+
+/// Cells of two rows, the first row's first: scores to weights exp2(argument(e, score)), and their sums. Beside
+/// exponential n beside(n), for n up to all cells and kBehind more; between the rows finish(), which may wait.
+template <i32 kTogether, i32 kScores, class Argument, class Beside, class Finish>
+JALI_DEVICE void weigh_in_order(float (&s)[kScores], float (&total)[4], Argument argument,
+                                Beside beside, Finish finish) {
+  auto cell = [&](i32 n) -> float& {
+    const i32 e = n / (kScores / 2), of_row = n % (kScores / 2);
+    return s[of_row / 2 * 4 + 2 * e + of_row % 2];
+  };
+  auto prepare = [&](i32 n) { cell(n) = argument(n / (kScores / 2), cell(n)); };
+#pragma unroll
+  for (i32 n = 0; n < kAhead; ++n) prepare(n);
+#pragma unroll
+  for (i32 n = 0; n < kScores + kBehind; ++n) {
+    if (n % kTogether == 0) ptx::keep_order();
+    if (n == kScores / 2) finish();
+    if (n + kAhead < kScores) prepare(n + kAhead);
+    if (n < kScores) cell(n) = ptx::exp2_fast(cell(n));
+    if (n >= kBehind) {
+      const i32 last = n - kBehind;
+      total[last / (kScores / 2) * 2 + last % 2] += cell(last);
+    }
+    beside(n);
   }
 }
 

@@ -43,17 +43,13 @@ const char* text_of(MaskKind kind) {
   return kTexts[static_cast<i32>(kind)];
 }
 
-/// Weights of half precision have no room for softcap's without maxima, nor have those of higher caps (weight_one).
+/// Weights of half precision have no room for softcap's without maxima. Those of caps up to 56 are within 2^81,
+/// which leaves room for 2^20 of them times values up to 2^26.
 ScoreOptions options_of(const AttentionProblem& p) {
   ScoreOptions options = score_options(p);
   options.bounded = options.softcap && !options.alibi && !options.loads() && p.softcap <= 56 &&
                     p.dtype == DType::kBF16;
   return options;
-}
-
-/// Of ScoreArgs: weights are up to 1, or more if the least would be below 2^-100; caps up to 56 leave them below 2^62.
-float weight_one(double softcap) {
-  return static_cast<float>(std::fmin(1, 100 / (softcap * kLog2E) - 1));
 }
 
 /// Of ScoreArgs, what a polynomial in place of tanh needs: for products up to 1 without sign, arguments of tanh are up to
@@ -69,9 +65,9 @@ void set_tanh(ScoreArgs& a, double scale, double softcap) {
   terms_of_tanh(a.scale / softcap, terms);
   const double unit = softcap * kLog2E;
   for (i32 n = 0; n < 2; ++n) a.tanh_terms[n] = static_cast<float>(unit * terms[n]);
-  const double end = unit * std::fabs(terms[0] + terms[1]), shift = a.weight_one * unit;
-  a.most_sum = static_cast<float>(std::exp2(end - shift));
-  a.least_sum = static_cast<float>(std::exp2(10 - end - shift));
+  const double end = unit * std::fabs(terms[0] + terms[1]);
+  a.most_sum = static_cast<float>(std::exp2(end));
+  a.least_sum = static_cast<float>(std::exp2(10 - end));
 }
 
 class ForwardSm90 final : public ForwardVariant {
@@ -164,10 +160,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     ForwardArgs a;
     a.seq = call.sequences();
     a.scores = score_arguments(call);
-    if (options_of(p).bounded) {
-      a.scores.weight_one = weight_one(p.softcap);
-      set_tanh(a.scores, p.scale, p.softcap);
-    }
+    if (options_of(p).bounded) set_tanh(a.scores, p.scale, p.softcap);
     a.D = p.D;
     a.Dv = p.Dv;
     a.q = p.q.data;

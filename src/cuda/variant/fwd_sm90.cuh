@@ -65,10 +65,6 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.q_held = !options.softcap;
     s.slots = s.q_held ? 1 : 2;
   }
-  // By what softcap asks for they fall into step without a mask, too: D128 (8K) 989 to 851 us, D96 1768 to 1564.
-  if (mask == MaskKind::kNone && options.bounded && kD > 64 && kD <= 128 && kDv <= 128) {
-    s.turns = Turns::kIssued;
-  }
   // PERF (us, H200, 8K): D64 dropout 1298 to 1222, causal 739 to 646; a bias over rows and keys 1993 to 1922, D128 1303
   // to 1260. Softcap, dropout at D128 and a bias of keys as much; Longformer 1.3 of the time, D64 causal, by three
   // warpgroups, 1.38.
@@ -212,8 +208,8 @@ struct Forward {
       kDv <= 128 && kKeyBias <= kMultiplies && !(kConsumers == 3 && kMasked) &&
       !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.alibi > kLinear);
 
-  // PERF: D128 1 % less time, D96 2 %; with what keys add 2 to 3 % more, causal 2 %, three warpgroups 2 %.
-  static constexpr bool kWaits = kGuesses && !kMasked && !kMultiplies && kConsumers == 2;
+  // Cells that ptxas may mix. PERF: fewer leave less to it, but each time takes an instruction (docs/design.md).
+  static constexpr i32 kTogether = kOptions.softcap ? 4 : 2;
 
   struct Consumer {
     const ForwardArgs& a;
@@ -535,8 +531,7 @@ struct Forward {
     template <i32 e, bool kHides, i32 kSlack = tile::kSlack>
     JALI_DEVICE void take_maximum() {
       if constexpr (kOptions.bounded) {
-        state.max[e] = a.scores.weight_one;
-        shift[e] = state.max[e] * scale();
+        state.max[e] = shift[e] = 0;
         rescale[e] = 1;
         return;
       }
@@ -545,7 +540,7 @@ struct Forward {
     /// Of blocks [kBegin, kEnd) of row e.
     template <i32 e, i32 kBegin, i32 kEnd = kKeys / 8>
     JALI_DEVICE void exponentials(float (&total)[4]) {
-      tile::exponentials<e, kBegin, kEnd, kPolynomials, kWaits>(s, scale(), shift, total);
+      tile::exponentials<e, kBegin, kEnd, kPolynomials>(s, scale(), shift, total);
     }
     /// Takes the maxima of S into the state, and begins with the weights. PERF: ptxas mixes the
     /// exponentials of the first row with the maxima of the second, which other units compute.
@@ -559,22 +554,56 @@ struct Forward {
     JALI_DEVICE void end_weights(float (&total)[4]) {
       exponentials<0, kEarly>(total);
       exponentials<1, 0>(total);
-      close_weights(total);
+      weights_to_operand();
     }
     /// Weights to P, without those that dropout drops.
     JALI_DEVICE void weights_to_operand() {
       tile::to_operand<T>(s, p);
-      if constexpr (kOptions.dropout) kept.drop(p, a.scores);
+      if constexpr (kOptions.dropout) {
+#pragma unroll
+        for (i32 i = 0; i < kKeys / 4; ++i) {
+          p[i] = kept.drop(p[i], kept.below(i / 2, i % 2, a.scores), a.scores);
+        }
+      }
     }
-    /// The same, when they are summed up.
-    JALI_DEVICE void close_weights(const float (&total)[4]) {
-      tile::add_sums(state, rescale, total);
-      weights_to_operand();
+    /// S to P: weights exp2(argument(row, score)), and their sums. finish(): the last P V, which needs P.
+    /// PERF: before it all of the first row. A quarter of it, or the second one, too: 2 to 5 % slower.
+    template <class Argument, class Finish>
+    JALI_DEVICE void weigh_rows(float (&total)[4], Argument argument, Finish finish) {
+      constexpr i32 kPairs = kKeys / 8, kCells = kKeys / 4, kBehind = tile::kBehind;  // of a row
+      u32 first[kPairs] = {}, below[kPairs] = {};  // of the first row: pairs; which dropout drops
+      auto pair = [&](i32 e, i32 j) { return T::pack(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]); };
+      // Each second cell ends a pair. Those of the first row wait for P.
+      static_assert(kBehind % 2 == 0);
+      auto to_operand = [&](i32 n) {
+        const i32 ended = (n - kBehind - 1) / 2, waiting = (n - kBehind - kCells) / 2;
+        if (n % 2 == 0 && n >= kCells + kBehind) {
+          u32& word = p[2 * waiting];
+          if constexpr (kOptions.dropout) {
+            word = kept.drop(first[waiting], below[waiting], a.scores);
+          } else {
+            word = pair(0, waiting);
+          }
+        }
+        if (n % 2 == 1 && n > kCells + kBehind) {
+          u32& word = p[2 * (ended - kPairs) + 1];
+          word = pair(1, ended - kPairs);
+          if constexpr (kOptions.dropout) {
+            word = kept.drop(word, kept.below(ended - kPairs, 1, a.scores), a.scores);
+          }
+        }
+        if constexpr (kOptions.dropout) {
+          if (n % 2 == 0 && n < kCells) below[n / 2] = kept.below(n / 2, 0, a.scores);
+          if (n % 2 == 1 && n > kBehind && n < kCells + kBehind) first[ended] = pair(0, ended);
+        }
+      };
+      tile::weigh_in_order<kTogether>(s, total, argument, to_operand, finish);
     }
     /// S to P by the maxima that are known. If sums are above kMost by these, S is made again, and maxima
-    /// are taken; if above kRoom, they are taken of the next key tile.
-    JALI_DEVICE void guess_weights() {
+    /// are taken; if above kRoom, they are taken of the next key tile. Returns whether they were taken.
+    JALI_DEVICE bool guess_weights() {
       float total[4] = {0, 0, 0, 0};
+      bool looked = looks;
       if (looks) {
         look_for_maxima();
       } else {
@@ -584,17 +613,14 @@ struct Forward {
           rescale[e] = 1;
         }
       }
-      // PERF: before the wait all of the first row. A quarter of it, or the second one, too: 2 to 5 %
-      // slower.
-      exponentials<0, 0>(total);
-      pin(total[0] + total[1], sm.base + Tiles::kBarriers);
-      finish_pv(count - 1);
-      exponentials<1, 0>(total);
-      weights_to_operand();
+      weigh_rows(
+          total, [&](i32 e, float x) { return __fmaf_rn(x, scale(), -shift[e]); },
+          [&] { finish_pv(count - 1); });
       if (!sums_are_below(total, tile::kRoom)) {
         looks = true;
         if (!sums_are_below(total, tile::kMost<T>)) {
           score_again();
+          looked = true;
           look_for_maxima();
 #pragma unroll
           for (i32 n = 0; n < 4; ++n) total[n] = 0;
@@ -605,6 +631,7 @@ struct Forward {
         }
       }
       tile::add_sums(state, rescale, total);
+      return looked;
     }
     /// Whether they are, and the condition holds, for all lanes.
     JALI_DEVICE bool sums_are_below(const float (&total)[4], float most, bool condition = true) {
@@ -628,20 +655,15 @@ struct Forward {
       constexpr bool kShares = kConsumers == 3;
       float total[4] = {0, 0, 0, 0};
       float terms[2] = {a.scores.tanh_terms[0], a.scores.tanh_terms[1]};
-      auto cap = [&] {
-        adjust<false>();
-        terms[0] = scale();
-        terms[1] = 0;
-      };
       take_maximum<0, false>();
       take_maximum<1, false>();
       if (kShares || !looks) {
-        if (looks) cap();
-        tile::capped_exponentials<0, !kShares>(s, terms, shift[0], total);
-        pin(total[0] + total[1], sm.base + Tiles::kBarriers);
-        finish();
-        tile::capped_exponentials<1, !kShares>(s, terms, shift[1], total);
-        weights_to_operand();
+        if (looks) {
+          adjust<false>();
+          terms[0] = scale();
+          terms[1] = 0;
+        }
+        weigh_rows(total, [&](i32, float x) { return tile::capped(x, terms); }, finish);
         if (!capped_sums_are_right(total)) {
           beyond = true;
           if (!looks) {
@@ -649,11 +671,11 @@ struct Forward {
             score_again();
 #pragma unroll
             for (float& x : s) x *= a.scores.q_factor;
-            cap();
+            adjust<false>();
 #pragma unroll
             for (float& x : total) x = 0;
-            tile::capped_exponentials<0, !kShares>(s, terms, shift[0], total);
-            tile::capped_exponentials<1, !kShares>(s, terms, shift[1], total);
+            exponentials<0, 0>(total);
+            exponentials<1, 0>(total);
             weights_to_operand();
           }
         }
@@ -725,8 +747,9 @@ struct Forward {
       constexpr bool kTight = (kDv >= 192 && (kAny || kOptions.per_cell())) ||
                               (kAny && kShape.consumer_registers <= 160);
       if (kTight) finish_pv(count - 1);
+      bool rescales = !kOptions.bounded;
       if constexpr (kGuess) {
-        guess_weights();
+        rescales = guess_weights();
         if (kHolds) free_k(stage);
       } else if constexpr (kOptions.bounded && !kAny) {
         capped_weights([&] {
@@ -738,16 +761,16 @@ struct Forward {
         if constexpr (kAny) state.begin_if(opens);
         float total[4] = {0, 0, 0, 0};
         begin_weights<kAny || kOptions.loads()>(total);
-        if (opens) rescale[0] = rescale[1] = 1;  // nothing yet
         if (kEarly > 0) pin(total[0] + total[1], sm.base + Tiles::kBarriers);
         if (!kTight) finish_pv(count - 1);
         end_weights(total);
+        if (opens) rescale[0] = rescale[1] = 1;  // nothing yet
+        tile::add_sums(state, rescale, total);
         if constexpr (kGuesses) looks = state.any_new();
       }
       // PERF: or the sums are made behind the branch, not beside the exponentials.
       if constexpr (kAny) tie(state.sum);
-      if (!kOptions.bounded &&
-          __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
+      if (rescales && __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
 #pragma unroll
         for (i32 n = 0; n < kDv / 8; ++n) {
           o[4 * n] *= rescale[0];
@@ -797,6 +820,7 @@ struct Forward {
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const TensorMap& map_out,
                               const ForwardArgs& a, const M& mask) {
+    if constexpr (kGuesses || kOptions.bounded) declare_order();
     Tiles::run(map_q, map_k, map_v, map_out, a, mask,
                [&](const Shared& sm, i32 wg) { consume(a, mask, sm, map_out, wg); });
   }
