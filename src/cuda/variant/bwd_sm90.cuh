@@ -108,6 +108,7 @@ JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& 
 #if defined(__CUDACC_RTC__)
 #include "cuda/tile/backward_tiles.h"
 #include "cuda/tile/softcap.h"
+#include "cuda/tile/softmax.h"
 
 namespace jali::cuda {
 
@@ -175,6 +176,8 @@ struct Backward {
   // row tile.
   static constexpr bool kLooksLow = backward_scales_keys(kOptions, T::kDigits == 8);
   static constexpr i32 kLow = 16;
+  // Exponentials before dP is there. PERF: D 64 1 to 2 % less time, D 128 1 % more.
+  static constexpr bool kInOrder = kD <= 64 && !kCaps && !kOptions.dropout && !kOrdered;
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
 
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 buffer) {
@@ -395,15 +398,26 @@ struct Backward {
       wgmma_wait<1>();
       tie(s);
       const float factor = kCaps ? a.scores.scale / a.scores.softcap : a.scale_log2;
-#pragma unroll
-      for (i32 n = 0; n < kRows / 2; ++n) {
+      auto prepare = [&](i32 n) {
         if constexpr (kIsLow) {
           const float square = square_to_one(s[n], a.low.above);
           s[n] *= __fmaf_rn(square, a.low.terms[1], a.low.terms[0]);
+        } else if constexpr (Scores::kAddsKeys) {
+          s[n] = __fmaf_rn(s[n], factor, of_key[n / 2 % 2]);
         } else {
-          const float x =
-              Scores::kAddsKeys ? __fmaf_rn(s[n], factor, of_key[n / 2 % 2]) : s[n] * factor;
-          s[n] = kCaps ? tanh_fast(x) : exp2_fast(x);
+          s[n] *= factor;
+        }
+      };
+      auto weigh = [&](i32 n) {
+        if constexpr (!kIsLow) s[n] = kCaps ? tanh_fast(s[n]) : exp2_fast(s[n]);
+      };
+      if constexpr (kInOrder) {
+        tile::in_order<kRows / 2>(prepare, weigh);
+      } else {
+#pragma unroll
+        for (i32 n = 0; n < kRows / 2; ++n) {
+          prepare(n);
+          weigh(n);
         }
       }
       // PERF: ptxas would wait for dP before all of them.
@@ -712,6 +726,7 @@ struct Backward {
   JALI_DEVICE static void run(const TensorMap& map_q, const TensorMap& map_k,
                               const TensorMap& map_v, const TensorMap& map_o, const BackwardArgs& a,
                               const M& mask) {
+    if constexpr (kInOrder) declare_order();
     Tiles::template run<kTile.loader_registers, kConsumerRegisters>(
         map_q, map_k, map_v, map_o, a, mask,
         [](const Shared& sm) {
