@@ -42,8 +42,8 @@ struct BiasTable {
 
 /// The numbers of the options.
 struct ScoreArgs {
-  float scale =
-      1;  // of q · k; where Q (bounded) or K (LowScores) is multiplied, of the products then
+  // Of q · k; where Q (bounded) or K (LowScores) is multiplied, of the products then.
+  float scale = 1;
   float softcap = 0;  // > 0 where the option is on
   // bounded: what Q is multiplied by, a power of two, so that of its products x, up to 1 without sign,
   // log2(e) softcap tanh(scale x / softcap) is nearly x (tanh_terms[0] + tanh_terms[1] x²); as a pair of bf16, too; and

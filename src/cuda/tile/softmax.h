@@ -93,18 +93,18 @@ JALI_DEVICE void exponentials(float (&s)[kScores], float scale, const float (&sh
 /// more, so that their unit idles first, and all else later. In this order it never does.
 constexpr i32 kAhead = 4, kBehind = 4;
 
-/// prepare(n) and exponential(n) of each cell.
-template <i32 kCells, class Prepare, class Exponential>
+/// prepare(n) of each cell, and kAhead cells behind it exponential(n), which goes on for kMore cells; ptxas may mix
+/// kTogether of them.
+template <i32 kCells, i32 kTogether, i32 kMore, class Prepare, class Exponential>
 JALI_DEVICE void in_order(Prepare prepare, Exponential exponential) {
 #pragma unroll
   for (i32 n = 0; n < kAhead; ++n) prepare(n);
 #pragma unroll
-  for (i32 n = 0; n < kCells; ++n) {
-    if (n % 2 == 0) ptx::keep_order();
+  for (i32 n = 0; n < kCells + kMore; ++n) {
+    if (n % kTogether == 0) ptx::keep_order();
     if (n + kAhead < kCells) prepare(n + kAhead);
     exponential(n);
   }
-  ptx::keep_order();
 }
 
 /// Cells of two rows, the first row's first: scores to weights exp2(argument(e, score)), and their sums. Beside
@@ -112,25 +112,21 @@ JALI_DEVICE void in_order(Prepare prepare, Exponential exponential) {
 template <i32 kTogether, i32 kScores, class Argument, class Beside, class Finish>
 JALI_DEVICE void weigh_in_order(float (&s)[kScores], float (&total)[4], Argument argument,
                                 Beside beside, Finish finish) {
-  auto cell = [&](i32 n) -> float& {
-    const i32 e = n / (kScores / 2), of_row = n % (kScores / 2);
-    return s[of_row / 2 * 4 + 2 * e + of_row % 2];
-  };
-  auto prepare = [&](i32 n) { cell(n) = argument(n / (kScores / 2), cell(n)); };
-#pragma unroll
-  for (i32 n = 0; n < kAhead; ++n) prepare(n);
-#pragma unroll
-  for (i32 n = 0; n < kScores + kBehind; ++n) {
-    if (n % kTogether == 0) ptx::keep_order();
-    if (n == kScores / 2) finish();
-    if (n + kAhead < kScores) prepare(n + kAhead);
-    if (n < kScores) cell(n) = ptx::exp2_fast(cell(n));
-    if (n >= kBehind) {
-      const i32 last = n - kBehind;
-      total[last / (kScores / 2) * 2 + last % 2] += cell(last);
-    }
-    beside(n);
-  }
+  constexpr i32 kOfRow = kScores / 2;
+  auto cell = [&](i32 n) -> float& { return s[n % kOfRow / 2 * 4 + 2 * (n / kOfRow) + n % 2]; };
+  in_order<kScores, kTogether, kBehind>(
+      [&](i32 n) {
+        if (n == kOfRow + kAhead) finish();  // all exponentials of the first row are before it
+        cell(n) = argument(n / kOfRow, cell(n));
+      },
+      [&](i32 n) {
+        if (n < kScores) cell(n) = ptx::exp2_fast(cell(n));
+        if (n >= kBehind) {
+          const i32 last = n - kBehind;
+          total[last / kOfRow * 2 + last % 2] += cell(last);
+        }
+        beside(n);
+      });
 }
 
 JALI_DEVICE void add_sums(RowState& state, const float (&rescale)[2], const float (&total)[4]) {
@@ -139,13 +135,6 @@ JALI_DEVICE void add_sums(RowState& state, const float (&rescale)[2], const floa
     const float sum = total[2 * e] + total[2 * e + 1];
     state.sum[e] = __fmaf_rn(state.sum[e], rescale[e], sum);
   }
-}
-
-/// The accumulators' layout is the A operand's: k16 step t of P is words 4 t to 4 t + 3.
-template <class T, i32 kScores>
-JALI_DEVICE void to_operand(const float (&s)[kScores], u32 (&p)[kScores / 2]) {
-#pragma unroll
-  for (i32 i = 0; i < kScores / 2; ++i) p[i] = T::pack(s[2 * i], s[2 * i + 1]);
 }
 
 }  // namespace jali::tile

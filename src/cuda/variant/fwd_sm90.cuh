@@ -28,7 +28,8 @@
 //           (Loader::run). cells_full: one a finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
 //           the products; prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
-//           (begin_weights, end_weights), guessed ones (guess_weights), or none (capped_weights); step, end.
+//           (begin_weights, end_weights), or cell by cell (weigh_rows) by guessed ones (guess_weights) or none
+//           (capped_weights); step, end.
 //           Warpgroup 0 is in tile/forward_tiles.h.
 #pragma once
 
@@ -556,45 +557,51 @@ struct Forward {
       exponentials<1, 0>(total);
       weights_to_operand();
     }
-    /// Weights to P, without those that dropout drops.
+    /// Weights 2 j and 2 j + 1 of row e as P has them: the accumulators' layout is the A operand's, k16 step t is words
+    /// 4 t to 4 t + 3.
+    JALI_DEVICE u32 pair(i32 j, i32 e) const {
+      return T::pack(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]);
+    }
+    /// A pair without what dropout drops.
+    JALI_DEVICE u32 drop(u32 pair, i32 j, i32 e) const {
+      if constexpr (!kOptions.dropout) return pair;
+      return kept.drop(pair, kept.below(j, e, a.scores), a.scores);
+    }
     JALI_DEVICE void weights_to_operand() {
-      tile::to_operand<T>(s, p);
-      if constexpr (kOptions.dropout) {
 #pragma unroll
-        for (i32 i = 0; i < kKeys / 4; ++i) {
-          p[i] = kept.drop(p[i], kept.below(i / 2, i % 2, a.scores), a.scores);
-        }
-      }
+      for (i32 i = 0; i < kKeys / 4; ++i) p[i] = pair(i / 2, i % 2);
+#pragma unroll
+      for (i32 i = 0; i < kKeys / 4; ++i) p[i] = drop(p[i], i / 2, i % 2);
+    }
+    /// S that was made again to P, and new sums.
+    JALI_DEVICE void weigh_again(float (&total)[4]) {
+#pragma unroll
+      for (float& x : total) x = 0;
+      exponentials<0, 0>(total);
+      exponentials<1, 0>(total);
+      weights_to_operand();
     }
     /// S to P: weights exp2(argument(row, score)), and their sums. finish(): the last P V, which needs P.
     /// PERF: before it all of the first row. A quarter of it, or the second one, too: 2 to 5 % slower.
     template <class Argument, class Finish>
     JALI_DEVICE void weigh_rows(float (&total)[4], Argument argument, Finish finish) {
       constexpr i32 kPairs = kKeys / 8, kCells = kKeys / 4, kBehind = tile::kBehind;  // of a row
-      u32 first[kPairs] = {}, below[kPairs] = {};  // of the first row: pairs; which dropout drops
-      auto pair = [&](i32 e, i32 j) { return T::pack(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]); };
-      // Each second cell ends a pair. Those of the first row wait for P.
+      // kOptions.dropout, of the first row: weights, and what is dropped, until P is free.
+      u32 first[kPairs] = {}, below[kPairs] = {};
+      // Each second cell ends a pair.
       static_assert(kBehind % 2 == 0);
       auto to_operand = [&](i32 n) {
         const i32 ended = (n - kBehind - 1) / 2, waiting = (n - kBehind - kCells) / 2;
         if (n % 2 == 0 && n >= kCells + kBehind) {
-          u32& word = p[2 * waiting];
-          if constexpr (kOptions.dropout) {
-            word = kept.drop(first[waiting], below[waiting], a.scores);
-          } else {
-            word = pair(0, waiting);
-          }
+          p[2 * waiting] = kOptions.dropout ? kept.drop(first[waiting], below[waiting], a.scores)
+                                            : pair(waiting, 0);
         }
         if (n % 2 == 1 && n > kCells + kBehind) {
-          u32& word = p[2 * (ended - kPairs) + 1];
-          word = pair(1, ended - kPairs);
-          if constexpr (kOptions.dropout) {
-            word = kept.drop(word, kept.below(ended - kPairs, 1, a.scores), a.scores);
-          }
+          p[2 * (ended - kPairs) + 1] = drop(pair(ended - kPairs, 1), ended - kPairs, 1);
         }
         if constexpr (kOptions.dropout) {
           if (n % 2 == 0 && n < kCells) below[n / 2] = kept.below(n / 2, 0, a.scores);
-          if (n % 2 == 1 && n > kBehind && n < kCells + kBehind) first[ended] = pair(0, ended);
+          if (n % 2 == 1 && n > kBehind && n < kCells + kBehind) first[ended] = pair(ended, 0);
         }
       };
       tile::weigh_in_order<kTogether>(s, total, argument, to_operand, finish);
@@ -622,11 +629,7 @@ struct Forward {
           score_again();
           looked = true;
           look_for_maxima();
-#pragma unroll
-          for (i32 n = 0; n < 4; ++n) total[n] = 0;
-          exponentials<0, 0>(total);
-          exponentials<1, 0>(total);
-          weights_to_operand();
+          weigh_again(total);
           looks |= !sums_are_below(total, tile::kRoom);
         }
       }
@@ -672,11 +675,7 @@ struct Forward {
 #pragma unroll
             for (float& x : s) x *= a.scores.q_factor;
             adjust<false>();
-#pragma unroll
-            for (float& x : total) x = 0;
-            exponentials<0, 0>(total);
-            exponentials<1, 0>(total);
-            weights_to_operand();
+            weigh_again(total);
           }
         }
       } else {
