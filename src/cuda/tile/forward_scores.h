@@ -189,18 +189,21 @@ struct StagedBias {
 /// What dropout keeps of a thread's cells.
 template <i32 kKeys>
 struct Kept {
+  u32 factors[2];  // of this thread's two rows
   DropoutLine rows[2];
   bool upper;  // of tiles of 64 keys: whether they are the last of 128
 
-  /// For row i of the frame, the row 8 behind it, and keys from `first` on, a multiple of kKeys. drawn: the words of
-  /// its warpgroup's calls, in shared memory.
-  JALI_DEVICE void take(u32 drawn, i32 i, i32 first) {
+  /// For row i of a row tile, and the row 8 behind it. Row tiles begin at multiples of 64.
+  JALI_DEVICE void begin(i32 i) {
+#pragma unroll
+    for (i32 e = 0; e < 2; ++e) factors[e] = kDropoutFactors[dropout_factor_of_row(i + 8 * e)];
+  }
+  /// For keys from `first` on, a multiple of kKeys. drawn: the words of its warpgroup's calls, in shared memory.
+  JALI_DEVICE void take(u32 drawn, i32 first) {
     Philox x;
     ptx::load_array(drawn + (threadIdx.x % 32 / 8 * 4 + (threadIdx.x & 3)) * 16, x.word);
 #pragma unroll
-    for (i32 e = 0; e < 2; ++e) {
-      rows[e] = DropoutLine::of_row(x, kDropoutFactors[dropout_factor_of_row(i + 8 * e)]);
-    }
+    for (i32 e = 0; e < 2; ++e) rows[e] = DropoutLine::of_row(x, factors[e]);
     upper = first & 64;
   }
   /// Of a pair of cells, ones where numbers are below the limit.

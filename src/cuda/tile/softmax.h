@@ -25,17 +25,18 @@ struct RowState {
   }
 };
 
-/// Weights may be up to 2^kSlack times too large until their row ends: the maximum follows only when it
+/// Weights may be up to 2^slack times too large until their row ends: the maximum follows only when it
 /// is that far behind, so that sums and outputs are seldom rescaled (as FlashAttention-4 does).
-constexpr i32 kSlack = 8;
+constexpr float kSlack = 8;
 
 /// Takes the maximum of row e's scores into the state. `shift` is what exp2(s · scale - shift)
 /// subtracts, `rescale` what earlier sums and outputs are multiplied by, mostly 1. kHides: a row may have
 /// seen nothing; it gets shift 0, so that no infinities are subtracted. kAdds: `added` belongs to every
 /// score of its row.
-template <i32 e, bool kHides, bool kAdds, i32 kSlack = tile::kSlack, i32 kScores>
+template <i32 e, bool kHides, bool kAdds, i32 kScores>
 JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2], float scale,
-                              RowState& state, float (&shift)[2], float (&rescale)[2]) {
+                              float slack, RowState& state, float (&shift)[2],
+                              float (&rescale)[2]) {
   using namespace ptx;
   float even = maximum(s[2 * e], s[2 * e + 1]), odd = maximum(s[4 + 2 * e], s[5 + 2 * e]);
 #pragma unroll
@@ -52,7 +53,7 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2]
   top = maximum(top, state.max[e]);
   top = maximum(top, shuffle_xor(top, 1));
   top = maximum(top, shuffle_xor(top, 2));
-  const bool keeps = (top - state.max[e]) * scale <= static_cast<float>(kSlack);
+  const bool keeps = (top - state.max[e]) * scale <= slack;
   if (keeps) top = state.max[e];
   shift[e] = (kHides && top == -infinity() ? 0.0f : top) * scale;
   rescale[e] = keeps ? 1.0f : exp2_fast(__fmaf_rn(state.max[e], scale, -shift[e]));
@@ -61,14 +62,14 @@ JALI_DEVICE void take_maximum(const float (&s)[kScores], const float (&added)[2]
 }
 
 /// Where maxima are not looked for, what a lane's sum of a row's weights may be: at most kMost, or weights, and
-/// outputs, come too near the end of their numbers; at most kRoom, or the next maximum is looked for.
+/// outputs, come too near the end of their numbers; at most kRoom, or maxima are raised.
 template <class T>
 constexpr float kMost = 0x1p64f;
 template <>
 inline constexpr float kMost<ptx::FP16> = 0x1p15f;
 constexpr float kRoom = 0x1p10f;
-/// kSlack of maxima that are looked for then: by these, sums are within kRoom.
-constexpr i32 kSmallSlack = 4;
+/// Their slack, by which sums are within kRoom.
+constexpr float kSmallSlack = 4;
 
 /// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds
 /// them. kPolynomials: so many of eight come from polynomials.

@@ -29,7 +29,7 @@
 // Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
 //           the products; prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
 //           (begin_weights, end_weights), or cell by cell (weigh_rows) by guessed ones (guess_weights) or none
-//           (capped_weights); step, end.
+//           (capped_weights); step, run, end.
 //           Warpgroup 0 is in tile/forward_tiles.h.
 #pragma once
 
@@ -66,12 +66,9 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.q_held = !options.softcap;
     s.slots = s.q_held ? 1 : 2;
   }
-  // PERF (us, H200, 8K): D64 dropout 1298 to 1222, causal 739 to 646; a bias over rows and keys 1993 to 1922, D128 1303
-  // to 1260. Softcap, dropout at D128 and a bias of keys as much; Longformer 1.3 of the time, D64 causal, by three
-  // warpgroups, 1.38.
-  if (!has_map(mask) && ((options.dropout && kDv <= 64) || (options.bias_eights && kDv <= 128))) {
-    s.turns = Turns::kScored;
-  }
+  // PERF (us, H200, 8K): a bias over rows and keys, D64 1993 to 1922, D128 1303 to 1260. Softcap, dropout and a bias of
+  // keys as much; Longformer 1.3 of the time, D64 causal, by three warpgroups, 1.38.
+  if (!has_map(mask) && options.bias_eights && kDv <= 128) s.turns = Turns::kScored;
   // 1K tokens: 549, without 534; a window of 1024: 2 % faster.
   if (mask != MaskKind::kHeavy && kD == 128 && !bias) s.early = 4;
   if (mask != MaskKind::kNone) {
@@ -200,14 +197,20 @@ struct Forward {
   // the time without for 2, 1, 0 of 8; D128 1.38, 1.36, 1.24.
   static constexpr i32 kPolynomials = kOptions.softcap && kDv <= 64 ? 2 : 0;
 
-  // Consumers guess that full tiles bring no new maxima: they do not look for any, and make S again
-  // where sums of weights say that the guess was wrong (guess_weights). Not where that takes more than S
-  // and what is added for keys, or registers that three warpgroups lack. PERF: D128 7 % less time, D64
-  // 7 %, ALiBi 21 %, since its maxima come first; D256 as much, softcap 2 % more. Partial
-  // tiles, too: windows 8 % more.
+  // Consumers guess that full tiles bring no new maxima: they do not look for any, and raise them afterwards where
+  // sums of weights say that the guess was wrong (raise_maxima). Not where that takes more than S and what is added for
+  // keys, or registers that three warpgroups lack. PERF: D128 7 % less time, D64 7 %, ALiBi 21 %, since its maxima come
+  // first; D256 as much, softcap 2 % more. Partial tiles, too: windows 8 % more.
   static constexpr bool kGuesses =
       kDv <= 128 && kKeyBias <= kMultiplies && !(kConsumers == 3 && kMasked) &&
       !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.alibi > kLinear);
+
+  // What keys add may be needed again.
+  static constexpr bool kHolds = kGuesses && kMultiplies && !Tiles::kAddedAhead;
+  // No P V beside work that needs P's registers.
+  template <bool kAny>
+  static constexpr bool kTight =
+      (kDv >= 192 && (kAny || kOptions.per_cell())) || (kAny && kShape.consumer_registers <= 160);
 
   // Cells that ptxas may mix. PERF: fewer leave less to it, but each time takes an instruction (docs/design.md).
   static constexpr i32 kTogether = kOptions.softcap ? 4 : 2;
@@ -231,7 +234,7 @@ struct Forward {
     tile::Kept<kKeys> kept;
     tile::RowState state;
     float shift[2], rescale[2];
-    // kGuesses: for maxima of the next key tile; rows may have seen nothing. bounded: scores go by tanh.
+    // kGuesses: rows have seen nothing, so that the next key tile's maxima are needed. bounded: scores go by tanh.
     bool looks = true;
     bool beyond = false;         // bounded: scores of this row tile were beyond the polynomial
     float row_added[2];          // kLinear: to all scores of a row in this key tile,
@@ -372,10 +375,7 @@ struct Forward {
         }
         bias.template begin<kAny>(a.scores.bias, key_of(0));
       }
-      if constexpr (kOptions.dropout) {
-        const RowTile t = row_tile();
-        kept.take(sm.drawn(count, wg), t.row + row(), first_key());
-      }
+      if constexpr (kOptions.dropout) kept.take(sm.drawn(count, wg), first_key());
       if constexpr (kKeysEarly) of_keys.load(sm.added(count) + 8 * (lane & 3));
     }
     /// Products to scores.
@@ -529,14 +529,14 @@ struct Forward {
         }
       }
     }
-    template <i32 e, bool kHides, i32 kSlack = tile::kSlack>
-    JALI_DEVICE void take_maximum() {
+    template <i32 e, bool kHides>
+    JALI_DEVICE void take_maximum(float slack = kGuesses ? tile::kSmallSlack : tile::kSlack) {
       if constexpr (kOptions.bounded) {
         state.max[e] = shift[e] = 0;
         rescale[e] = 1;
         return;
       }
-      tile::take_maximum<e, kHides, kLinear, kSlack>(s, row_added, scale(), state, shift, rescale);
+      tile::take_maximum<e, kHides, kLinear>(s, row_added, scale(), slack, state, shift, rescale);
     }
     /// Of blocks [kBegin, kEnd) of row e.
     template <i32 e, i32 kBegin, i32 kEnd = kKeys / 8>
@@ -606,48 +606,63 @@ struct Forward {
       };
       tile::weigh_in_order<kTogether>(s, total, argument, to_operand, finish);
     }
-    /// S to P by the maxima that are known. If sums are above kMost by these, S is made again, and maxima
-    /// are taken; if above kRoom, they are taken of the next key tile. Returns whether they were taken.
-    JALI_DEVICE bool guess_weights() {
-      float total[4] = {0, 0, 0, 0};
-      bool looked = looks;
-      if (looks) {
-        look_for_maxima();
-      } else {
-#pragma unroll
-        for (i32 e = 0; e < 2; ++e) {
-          shift[e] = (kLinear ? state.max[e] - row_added[e] : state.max[e]) * scale();
-          rescale[e] = 1;
-        }
-      }
-      weigh_rows(
-          total, [&](i32 e, float x) { return __fmaf_rn(x, scale(), -shift[e]); },
-          [&] { finish_pv(count - 1); });
-      if (!sums_are_below(total, tile::kRoom)) {
-        looks = true;
-        if (!sums_are_below(total, tile::kMost<T>)) {
-          score_again();
-          looked = true;
-          look_for_maxima();
-          weigh_again(total);
-          looks |= !sums_are_below(total, tile::kRoom);
-        }
-      }
-      tile::add_sums(state, rescale, total);
-      return looked;
-    }
-    /// Whether they are, and the condition holds, for all lanes.
+    /// Whether sums of weights are at most that, and the condition holds, for all lanes.
     JALI_DEVICE bool sums_are_below(const float (&total)[4], float most, bool condition = true) {
       // NaNs are not below anything.
       const float sum = maximum_or_nan(total[0] + total[1], total[2] + total[3]);
       return __all_sync(0xffffffffu, (sum <= most) & condition);
     }
-    JALI_DEVICE void look_for_maxima() {
-      take_maximum<0, true, tile::kSmallSlack>();
-      take_maximum<1, true, tile::kSmallSlack>();
-      // What rises may go on to do so.
-      looks =
-          __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f)) | state.any_new();
+    /// S to P by the maxima that are known. Returns whether sums say that they will do.
+    JALI_DEVICE bool guess_weights(float (&total)[4]) {
+      // Elsewhere rows seldom have seen nothing yet, and raise_maxima() takes theirs.
+      constexpr bool kMayHide = kMasked || kKeyBias;
+      if (kMayHide && looks) {
+        // The others keep theirs, whatever comes; these have nothing to be rescaled.
+        constexpr float kAnySlack = 3e38f;
+        take_maximum<0, true>(kAnySlack);
+        take_maximum<1, true>(kAnySlack);
+        looks = state.any_new();
+      } else {
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          shift[e] = (kLinear ? state.max[e] - row_added[e] : state.max[e]) * scale();
+        }
+      }
+      weigh_rows(
+          total, [&](i32 e, float x) { return __fmaf_rn(x, scale(), -shift[e]); },
+          [&] { finish_pv(count - 1); });
+      return sums_are_below(total, tile::kRoom);
+    }
+    /// If they will not: takes maxima that fit to the sums, or where these are not even kMost, makes S again and takes its
+    /// maxima. O is complete up to the key tile before; the state has not got `total` yet.
+    JALI_DEVICE void raise_maxima(float (&total)[4]) {
+      if (sums_are_below(total, tile::kMost<T>)) {
+#pragma unroll
+        for (i32 e = 0; e < 2; ++e) {
+          float sum = total[2 * e] + total[2 * e + 1];
+          sum += shuffle_xor(sum, 1);
+          sum += shuffle_xor(sum, 2);
+          // By a power of two, so that nothing is rounded.
+          const float raised = floorf(log2_fast(maximum(sum, 1.0f)));
+          rescale[e] = exp2_fast(-raised);
+          state.max[e] += __fdividef(raised, scale());
+          total[2 * e] *= rescale[e];
+          total[2 * e + 1] *= rescale[e];
+        }
+        const u32 factors[2] = {T::pack(rescale[0], rescale[0]), T::pack(rescale[1], rescale[1])};
+#pragma unroll
+        for (i32 i = 0; i < kKeys / 4; ++i) p[i] = T::multiply(p[i], factors[i % 2]);
+      } else {
+        score_again();
+        take_maximum<0, true>();
+        take_maximum<1, true>();
+        weigh_again(total);
+      }
+      rescale_outputs();
+    }
+    JALI_DEVICE void rescale_outputs() {
+#pragma unroll
+      for (i32 n = 0; n < kDv / 2; ++n) o[n] *= rescale[n / 2 % 2];
     }
     /// bounded: products to P, where no cell is hidden, by the polynomial of tile/softcap.h. finish: the last P V, if that
     /// is still to do. If sums of weights say that scores are beyond that, S is made again, and they go by tanh, as all
@@ -700,19 +715,9 @@ struct Forward {
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(closed.tile % kCellSlots), lane == 0);
     }
 
-    /// S of this key tile in flight with O += P V of the last one; the very first step, which has none,
-    /// multiplies what happens to be there, and nobody looks at it. kAny: this key tile may be partial, and
-    /// may open a row tile, where the last one closed the row tile before: that is returned. PERF: a
-    /// template, since a branch while WGMMAs are in flight costs 6 %; not more of them, which the
-    /// instruction cache misses.
+    /// S of this key tile in flight with O += P V of the last one, and what the scores need is brought beside them.
     template <bool kAny>
-    JALI_DEVICE Closed step() {
-      const u32 stage = count % kStages;
-      const bool first = note & kFirst;  // the last one
-      note = next;
-      const bool opens = kAny && (note & kFirst) != 0;
-      wait_k();
-      if (opens) begin_row_tile();
+    JALI_DEVICE void multiply(bool first) {
       const i32 slot = (opened - 1) % kSlots;
       if (kTurns != Turns::kNone) named_sync(1 + wg, 256);
       tie(p);
@@ -729,31 +734,39 @@ struct Forward {
       if (kHoldsBack || kAny) wait_k();
       next = read_note(count + 1);  // PERF: beside the MMAs, not before them
       prepare<kAny>();
+    }
+    JALI_DEVICE void wait_s() {
+      wgmma_wait<1>();
+      tie(s);
+      if (kTurns == Turns::kScored) give_turn();
+    }
+    /// One step; the very first one, which has no O += P V, multiplies what happens to be there, and nobody looks at it.
+    /// kAny: this key tile may be partial, and may open a row tile, where the last one closed the row tile before: that
+    /// is returned. PERF: a template, since a branch while WGMMAs are in flight costs 6 %; not more of them, which the
+    /// instruction cache misses.
+    template <bool kAny>
+    JALI_DEVICE Closed step() {
+      const u32 stage = count % kStages;
+      const bool first = note & kFirst;  // the last one
+      note = next;
+      const bool opens = kAny && (note & kFirst) != 0;
+      wait_k();
+      if (opens) begin_row_tile();
+      multiply<kAny>(first);
       Closed closed;
       tile::VisibleBits<kGroups> bits;
       if constexpr (kAny) {
         bits = visible_bits();
         if (opens && opened > 1) closed = close_sums(opened - 2);
       }
-      wgmma_wait<1>();
-      tie(s);
-      if (kTurns == Turns::kScored) give_turn();
-      // What keys add may be needed again.
-      constexpr bool kGuess = kGuesses && !kAny,
-                     kHolds = kGuess && kMultiplies && !Tiles::kAddedAhead;
-      if (!kHolds) free_k(stage);
-      // No P V beside work that needs P's registers.
-      constexpr bool kTight = (kDv >= 192 && (kAny || kOptions.per_cell())) ||
-                              (kAny && kShape.consumer_registers <= 160);
-      if (kTight) finish_pv(count - 1);
-      bool rescales = !kOptions.bounded;
-      if constexpr (kGuess) {
-        rescales = guess_weights();
-        if (kHolds) free_k(stage);
-      } else if constexpr (kOptions.bounded && !kAny) {
-        capped_weights([&] {
-          if (!kTight) finish_pv(count - 1);
-        });
+      wait_s();
+      free_k(stage);
+      if (kTight<kAny>) finish_pv(count - 1);
+      auto finish = [&] {
+        if (!kTight<kAny>) finish_pv(count - 1);
+      };
+      if constexpr (kOptions.bounded && !kAny) {
+        capped_weights(finish);
       } else {
         if (kOptions.adjusts()) adjust<kAny>();
         if constexpr (kAny) bits.template hide<!kOptions.loads()>(s);
@@ -761,7 +774,7 @@ struct Forward {
         float total[4] = {0, 0, 0, 0};
         begin_weights<kAny || kOptions.loads()>(total);
         if (kEarly > 0) pin(total[0] + total[1], sm.base + Tiles::kBarriers);
-        if (!kTight) finish_pv(count - 1);
+        finish();
         end_weights(total);
         if (opens) rescale[0] = rescale[1] = 1;  // nothing yet
         tile::add_sums(state, rescale, total);
@@ -769,17 +782,51 @@ struct Forward {
       }
       // PERF: or the sums are made behind the branch, not beside the exponentials.
       if constexpr (kAny) tie(state.sum);
-      if (rescales && __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
-#pragma unroll
-        for (i32 n = 0; n < kDv / 8; ++n) {
-          o[4 * n] *= rescale[0];
-          o[4 * n + 1] *= rescale[0];
-          o[4 * n + 2] *= rescale[1];
-          o[4 * n + 3] *= rescale[1];
-        }
+      if (!kOptions.bounded &&
+          __any_sync(0xffffffffu, (rescale[0] != 1.0f) | (rescale[1] != 1.0f))) {
+        rescale_outputs();
       }
       ++count;
       return closed;
+    }
+    /// kGuesses: steps over full key tiles, up to one that is not, or that opens a row tile. PERF: with one branch, the
+    /// loop's own, which warps with wrong guesses leave for a moment. One more for these, and another one for whether to
+    /// rescale, hardly ever taken, had a seventh of the time of D64 with dropout, D128 7 %, a bias of keys 2 %.
+    JALI_DEVICE void run() {
+      bool first = note & kFirst, right, ends;
+      do {
+        float total[4], before[2];
+        u32 stage;
+        while (true) {
+          stage = count % kStages;
+          note = next;
+          wait_k();
+          multiply<false>(first);
+          first = false;
+          wait_s();
+          if (!kHolds) free_k(stage);
+#pragma unroll
+          for (float& x : total) x = 0;
+          right = guess_weights(total);
+#pragma unroll
+          for (i32 e = 0; e < 2; ++e) {
+            before[e] = state.sum[e];
+            state.sum[e] += total[2 * e] + total[2 * e + 1];
+          }
+          ends = next & (kFirst | kPartial | kEnd);
+          if (!right | ends) break;
+          if (kHolds) free_k(stage);
+          ++count;
+        }
+        if (!right) {
+#pragma unroll
+          for (i32 e = 0; e < 2; ++e) state.sum[e] = before[e];
+          raise_maxima(total);
+          tile::add_sums(state, rescale, total);
+        }
+        if (kHolds) free_k(stage);
+        ++count;
+      } while (!ends);
     }
 
     /// The last P V.
@@ -801,12 +848,17 @@ struct Forward {
       const i32 quad = c.lane & 3;
       c.ones[0] = c.ones[1] = quad == 0 ? 0x3f803f80 : quad == 1 ? 0x3f80 : 0;
     }
+    if constexpr (kOptions.dropout) c.kept.begin(c.row());
     if (kTurns != Turns::kNone && wg == 0) named_arrive(1, 256);
     c.wait_k();
     c.next = c.read_note(0);
     if (c.next & kEnd) return;
     while (true) {
-      while (!(c.next & (kFirst | kPartial | kEnd))) c.template step<false>();
+      if constexpr (kGuesses) {
+        if (!(c.next & (kFirst | kPartial | kEnd))) c.run();
+      } else {
+        while (!(c.next & (kFirst | kPartial | kEnd))) c.template step<false>();
+      }
       // PERF: all row tiles are closed here, the last one, too: a tenth less to compile.
       const bool ends = c.next & kEnd;
       const typename Consumer::Closed closed = ends ? c.end() : c.template step<true>();
