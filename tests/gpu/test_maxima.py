@@ -1,4 +1,4 @@
-"""The forward guesses that full key tiles bring no new maxima (guess_weights of fwd_sm90.cuh):
+"""The forward guesses that full key tiles bring no new maxima (raise_maxima of fwd_sm90.cuh):
 results are right whatever scores do from one key tile to the next."""
 
 from __future__ import annotations
@@ -67,6 +67,17 @@ def test_scores_that_rise_and_fall(kind: str, D: int, dtype: torch.dtype) -> Non
         tensors = inputs(kind, step, D, dtype)
         for mask in masks:
             check(tensors, mask)
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("step", [4.0, 9.0, 250.0])
+@pytest.mark.parametrize("p", [0.3, 0.7])
+def test_what_is_dropped_stays_so(p: float, step: float, D: int) -> None:
+    """Also where weights are made smaller, or again."""
+    for kind in ("rise", "turn"):
+        tensors = inputs(kind, step, D, torch.bfloat16)
+        for mask in (None, jali.CausalMask()):
+            check(tensors, mask, tolerance=0.03 / (1 - p), dropout_p=p, seed=7)
 
 
 @pytest.mark.parametrize("D", [64, 96, 128])

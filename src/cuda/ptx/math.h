@@ -87,6 +87,7 @@ struct FP16 {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
   }
+  /// Of pairs.
   JALI_DEVICE static u32 multiply(u32 a, u32 b) {
     u32 y;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));

@@ -68,7 +68,7 @@ constexpr float kMost = 0x1p64f;
 template <>
 inline constexpr float kMost<ptx::FP16> = 0x1p15f;
 constexpr float kRoom = 0x1p10f;
-/// Their slack, by which sums are within kRoom.
+/// The slack of maxima that are taken there: by these, sums are within kRoom.
 constexpr float kSmallSlack = 4;
 
 /// Scores of row e to weights exp2(s · scale - shift), for blocks [kBegin, kEnd) of 8 columns; adds

@@ -28,8 +28,8 @@
 //           (Loader::run). cells_full: one a finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
 //           the products; prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
-//           (begin_weights, end_weights), or cell by cell (weigh_rows) by guessed ones (guess_weights) or none
-//           (capped_weights); step, run, end.
+//           (begin_weights, end_weights), or cell by cell (weigh_rows) by guessed ones (guess_weights, raise_maxima)
+//           or none (capped_weights); multiply, wait_s, step, run, end.
 //           Warpgroup 0 is in tile/forward_tiles.h.
 #pragma once
 
@@ -633,8 +633,8 @@ struct Forward {
           [&] { finish_pv(count - 1); });
       return sums_are_below(total, tile::kRoom);
     }
-    /// If they will not: takes maxima that fit to the sums, or where these are not even kMost, makes S again and takes its
-    /// maxima. O is complete up to the key tile before; the state has not got `total` yet.
+    /// If they will not: raises maxima by what sums say, P and O with them; or where sums are above kMost, makes S again
+    /// and takes its maxima. O is complete up to the key tile before; the state has not got `total` yet.
     JALI_DEVICE void raise_maxima(float (&total)[4]) {
       if (sums_are_below(total, tile::kMost<T>)) {
 #pragma unroll
@@ -789,9 +789,9 @@ struct Forward {
       ++count;
       return closed;
     }
-    /// kGuesses: steps over full key tiles, up to one that is not, or that opens a row tile. PERF: with one branch, the
-    /// loop's own, which warps with wrong guesses leave for a moment. One more for these, and another one for whether to
-    /// rescale, hardly ever taken, had a seventh of the time of D64 with dropout, D128 7 %, a bias of keys 2 %.
+    /// kGuesses: steps over full key tiles, up to one that is not, or that opens a row tile. PERF: nothing that
+    /// is seldom needed stands in the loop: warps with wrong guesses leave it for a moment. Votes on maxima and on whether
+    /// to rescale, and a branch for each, took a seventh of the time of D64 with dropout, D128 7 %, a bias of keys 2 %.
     JALI_DEVICE void run() {
       bool first = note & kFirst, right, ends;
       do {
