@@ -23,6 +23,7 @@ jali prebuild [MASK ...] [N=V ...] [--common] [--forward] [--options NAME,..] [-
     Compiles the GPU kernels for every MASK with every D and dtype; needs no GPU. MASK and N as for
     why, each mask one word in quotes, "dense" for no mask; D, Dv and dtype take several values:
     jali prebuild causal 'causal & window(256)' D=64,128 dtype=bfloat16,float16
+    The option "dropout" stands for probabilities up to 1/2; those above have kernels of their own.
 """
 
 #: Masks, dims and dtypes of --common.

@@ -233,6 +233,12 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.scores = score_arguments(call);
   a.dq_scale = a.scale;
   if (scales_keys(options, p.dtype)) set_low_scores(a, p.scale, p.softcap, keys);
+  if (a.scores.keep_scale > 0) {
+    a.ds_scale = a.scores.keep_scale;
+    a.delta_scale = 1 / a.ds_scale;
+    a.scale *= a.ds_scale;
+    a.dq_scale *= a.ds_scale;
+  }
   const bool maps = has_maps(p);
   const bool even = !maps && !p.mask->trivial();
   a.falling = even || (maps && p.deterministic);

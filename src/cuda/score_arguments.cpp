@@ -34,6 +34,7 @@ ScoreOptions score_options(const AttentionProblem& p) {
   o.alibi = p.alibi_slopes != nullptr;
   o.sinks = p.sinks.given();
   o.dropout = p.dropout_p > 0;
+  o.keeps = o.dropout && DropoutRule(dropout_threshold(p.dropout_p)).keeps;
   return o;
 }
 
@@ -47,7 +48,7 @@ std::string text_of(const ScoreOptions& o) {
   text.append(", ").append(flag(o.bias_eights));
   text.append(", ").append(type(o.key_bias)).append(", ").append(flag(o.alibi));
   text.append(", ").append(flag(o.sinks)).append(", ").append(flag(o.dropout));
-  text.append(", ").append(flag(o.bounded)).append("}");
+  text.append(", ").append(flag(o.keeps)).append(", ").append(flag(o.bounded)).append("}");
   return text;
 }
 
@@ -93,12 +94,8 @@ ScoreArgs score_arguments(Call& call) {
   }
   if (p.dropout_p > 0) {
     const u32 threshold = dropout_threshold(p.dropout_p);
-    const DropoutRule rule(threshold);
-    a.dropout_limit = rule.limit * 0x10001;
-    a.dropout_keeps = rule.keeps ? 0xffffffff : 0;
+    a.dropout_limit = DropoutRule(threshold).limit * 0x10001;
     a.keep_scale = static_cast<float>(dropout_scale(threshold));
-    a.kept_base = rule.keeps ? 0 : a.keep_scale;
-    a.kept_step = rule.keeps ? a.keep_scale : -a.keep_scale;
     a.seed = p.seed_on_gpu ? reinterpret_cast<const u64*>(p.seed_on_gpu) : call.upload(p.seed);
   }
   return a;

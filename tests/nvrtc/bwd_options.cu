@@ -31,7 +31,8 @@ BACKWARD_OPTIONS(Backward, softcap_dropout_64, BF16, 64, 64, Documents, false,
                  (.softcap = true, .dropout = true), ())
 BACKWARD_OPTIONS(Backward, softcap_64, BF16, 64, 64, leaf::Causal, false, (.softcap = true), ())
 BACKWARD_OPTIONS(Backward, softcap_half_64, FP16, 64, 64, Streaming, false, (.softcap = true), ())
-BACKWARD_OPTIONS(Backward, dropout_64, BF16, 64, 64, Documents, false, (.dropout = true), ())
+BACKWARD_OPTIONS(Backward, dropout_64, BF16, 64, 64, Documents, false,
+                 (.dropout = true, .keeps = true), ())
 BACKWARD_OPTIONS(Backward, key_bias_64, BF16, 64, 64, Documents, false,
                  (.key_bias = BiasType::kHalf), (.keys = true))
 BACKWARD_OPTIONS(Backward, key_bias_full, BF16, 128, 128, NoMask, false,
@@ -53,7 +54,7 @@ BACKWARD_OPTIONS(BackwardPair, pair_softcap_bias, FP16, 256, 256, Streaming, fal
 BACKWARD_OPTIONS(BackwardWide, softcap_keys_256, BF16, 256, 256, leaf::Causal, false,
                  (.softcap = true, .key_bias = BiasType::kHalf), (.keys = true))
 BACKWARD_OPTIONS(BackwardPair, ordered_dropout_192, BF16, 192, 192, leaf::Causal, true,
-                 (.dropout = true), ())
+                 (.dropout = true, .keeps = true), ())
 BACKWARD_OPTIONS(BackwardPair, pair_softcap_keys_192, BF16, 192, 256, Streaming, false,
                  (.softcap = true, .key_bias = BiasType::kHalf), (.keys = true))
 BACKWARD_OPTIONS(BackwardPair, pair_many_256_128, FP16, 256, 128, leaf::Causal, false,

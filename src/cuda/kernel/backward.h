@@ -136,9 +136,12 @@ struct BackwardArgs {
   // parts are taken one by one, since all wait for the last of them, others by row tiles.
   i32 first_parts = 0, last_parts = 0;
   float scale = 0, scale_log2 = 0;  // scale_log2 = scale · log2(e)
-  float lse_factor = 0;      // from LSE to neg_lse: -1 / scale, what raw scores start at; where
-                             // options adjust products -log2(e), added to what they become
-  float dq_scale = 0;        // of the sums of dq: scale, but for what K is multiplied by
+  float lse_factor = 0;  // from LSE to neg_lse: -1 / scale, what raw scores start at; where
+                         // options adjust products -log2(e), added to what they become
+  float dq_scale = 0;    // of the sums of dq: scale, but for what K is multiplied by
+  // Dropout: gradients of scores are computed without what it multiplies kept weights by, ds_scale, and from delta times
+  // delta_scale, 1 / ds_scale. scale and dq_scale are times ds_scale already.
+  float ds_scale = 1, delta_scale = 1;
   TileMap key_map, row_map;  // of a mask; of row tiles: deterministic only
   // What blocks tell each other: so many counters, zero before and after, of which turns are not.
   i32 num_counters = 0;

@@ -148,13 +148,21 @@ JALI_DEVICE void transpose_quad(u32 (&w)[4], i32 quad) {
   exchange(w[0], w[2], quad & 2, 2);
   exchange(w[1], w[3], quad & 2, 2);
 }
-/// 1 if x without its sign is less than y, as floats are, else 0. PERF: one instruction.
-JALI_DEVICE float magnitude_below(u32 x, u32 y) {
-  float below;
-  asm("{\n.reg .b32 m;\nabs.f32 m, %1;\nset.lt.f32.f32 %0, m, %2;\n}"
-      : "=f"(below)
-      : "r"(x), "r"(y));
-  return below;
+/// 1 if x without its sign is less than y, as floats are, else 0; or the other way round. y is not a NaN. PERF: one
+/// instruction.
+template <bool kBelow>
+JALI_DEVICE float compare_magnitude(u32 x, u32 y) {
+  float one;
+  if constexpr (kBelow) {
+    asm("{\n.reg .b32 m;\nabs.f32 m, %1;\nset.lt.f32.f32 %0, m, %2;\n}"
+        : "=f"(one)
+        : "r"(x), "r"(y));
+  } else {
+    asm("{\n.reg .b32 m;\nabs.f32 m, %1;\nset.geu.f32.f32 %0, m, %2;\n}"
+        : "=f"(one)
+        : "r"(x), "r"(y));
+  }
+  return one;
 }
 
 /// Ones in each half of x whose low 15 bits are less than the half of y, which is at most 0x7c00. PERF: one

@@ -315,7 +315,7 @@ struct BackwardRows {
         *a.row_sums.at(run.h, 0, first + token) = sees ? sink + dlse : 0;
       }
     }
-    write_statistic(a.neg_delta, run, row, -delta);
+    write_statistic(a.neg_delta, run, row, -delta * a.delta_scale);
     return sink_share;
   }
   /// kMatrices: infinities become very large, since zeros multiply them, too.

@@ -16,7 +16,8 @@ struct CellPlace {
 };
 
 /// What dropout drops of a thread's cells in 64 rows. Pair k of elements, 2 k and 2 k + 1, are those of rows x (0, 1) of
-/// a block of 8 rows, k / 2, and of key + 8 (k % 2).
+/// a block of 8 rows, k / 2, and of key + 8 (k % 2). kKeeps: DropoutRule::keeps.
+template <bool kKeeps>
 struct Dropped {
   DropoutLine keys[2];  // times what makes this thread's numbers the upper halves of words
 
@@ -42,13 +43,13 @@ struct Dropped {
   /// Ones in the half of each element of pair k that is dropped.
   JALI_DEVICE u32 halves(const cuda::ScoreArgs& a, i32 k) const {
     const u32 numbers = ptx::permute(word(k, 0), word(k, 1), 0x7632);
-    return ptx::magnitudes_below(numbers, a.dropout_limit) ^ a.dropout_keeps;
+    const u32 below = ptx::magnitudes_below(numbers, a.dropout_limit);
+    return kKeeps ? ~below : below;
   }
-  /// What an element is multiplied by. PERF: a comparison that gives a number is one instruction, and fp32
+  /// 1 if an element is kept, else 0. PERF: a comparison that gives a number is one instruction, and fp32
   /// multiplications are cheaper beside the tensor cores than selections are: 2,690 to 2,595 us.
-  JALI_DEVICE float factor(const cuda::ScoreArgs& a, i32 k, i32 x) const {
-    const float below = ptx::magnitude_below(word(k, x), a.dropout_limit & 0xffff0000u);
-    return __fmaf_rn(below, a.kept_step, a.kept_base);
+  JALI_DEVICE float kept(const cuda::ScoreArgs& a, i32 k, i32 x) const {
+    return ptx::compare_magnitude<kKeeps>(word(k, x), a.dropout_limit & 0xffff0000u);
   }
 };
 
@@ -245,6 +246,10 @@ struct BackwardScores {
     }
   }
 
+  /// The gradient of a score, of one without what dropout multiplies all by.
+  JALI_DEVICE static float gradient(float d, const Args& a) {
+    return kOptions.dropout ? d * a.ds_scale : d;
+  }
   /// The sum over rows of the scores' gradients, of two lanes' rows and one of their two keys, in odd lanes
   /// the second. PERF: in fp32; rounded and times ones by mma.sync, beside WGMMAs, a pass took 7 % more.
   JALI_DEVICE static float sum_keys(const float (&d)[kRows / 2], i32 lane) {
@@ -273,7 +278,7 @@ struct BackwardScores {
     const i32 second = 8 * (lane & 1);
     sum += ptx::shuffle_xor(sum, 2);
     // One thread adds to a key of a KV head, row tile by row tile: the same order every time.
-    ptx::add_if(key_sum(a, at, h_kv) + second, sum,
+    ptx::add_if(key_sum(a, at, h_kv) + second, gradient(sum, a),
                 (lane & 2) == 0 & at.key + second < at.f.num_keys);
   }
   /// Writes or adds the scores' gradients to those of a bias over rows and keys.
@@ -296,7 +301,8 @@ struct BackwardScores {
         u32 pair[2];
 #pragma unroll
         for (i32 e = 0; e < 2; ++e) {
-          pair[e] = ptx::transpose_matrix(T::pack(d[4 * n + 2 * e], d[4 * n + 2 * e + 1]));
+          const i32 even = 4 * n + 2 * e;
+          pair[e] = ptx::transpose_matrix(T::pack(gradient(d[even], a), gradient(d[even + 1], a)));
         }
         u16* const to = first + 8 * n * t.stride_q;
         if constexpr (kFours) {
@@ -321,7 +327,7 @@ struct BackwardScores {
         for (i32 x = 0; x < 2; ++x) {
 #pragma unroll
           for (i32 e = 0; e < 2; ++e) {
-            const float cell = d[4 * n + 2 * e + x];
+            const float cell = gradient(d[4 * n + 2 * e + x], a);
             const i64 to = first + (8 * n + x) * t.stride_q + 8 * e * t.stride_k;
             const bool in = 8 * n + x < rows & 8 * e < keys;
             if constexpr (kWanted.cells == cuda::CellGradient::kAdd) {

@@ -186,10 +186,11 @@ struct StagedBias {
   }
 };
 
-/// What dropout keeps of a thread's cells.
-template <i32 kKeys>
+/// What dropout keeps of a thread's cells. kKeeps: DropoutRule::keeps.
+template <i32 kKeys, bool kKeeps>
 struct Kept {
   u32 factors[2];  // of this thread's two rows
+  Philox words;
   DropoutLine rows[2];
   bool upper;  // of tiles of 64 keys: whether they are the last of 128
 
@@ -198,10 +199,16 @@ struct Kept {
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) factors[e] = kDropoutFactors[dropout_factor_of_row(i + 8 * e)];
   }
-  /// For keys from `first` on, a multiple of kKeys. drawn: the words of its warpgroup's calls, in shared memory.
-  JALI_DEVICE void take(u32 drawn, i32 first) {
+  /// Loads the words of a key tile. drawn: those of its warpgroup's calls, in shared memory.
+  JALI_DEVICE void load(u32 drawn) {
+    ptx::load_array(drawn + (threadIdx.x % 32 / 8 * 4 + (threadIdx.x & 3)) * 16, words.word);
+  }
+  /// Makes numbers of them, for keys from `first` on, a multiple of kKeys.
+  JALI_DEVICE void take(i32 first) {
+    // PERF: opaque, or they are made where the words are loaded, and waited for there.
     Philox x;
-    ptx::load_array(drawn + (threadIdx.x % 32 / 8 * 4 + (threadIdx.x & 3)) * 16, x.word);
+#pragma unroll
+    for (i32 n = 0; n < 4; ++n) x.word[n] = ptx::opaque(static_cast<i32>(words.word[n]));
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) rows[e] = DropoutLine::of_row(x, factors[e]);
     upper = first & 64;
@@ -213,9 +220,7 @@ struct Kept {
     return ptx::magnitudes_below(rows[e].word(factor), a.dropout_limit);
   }
   /// A pair of weights, cleared where it is dropped.
-  JALI_DEVICE static u32 drop(u32 pair, u32 below, const cuda::ScoreArgs& a) {
-    return pair & ~(below ^ a.dropout_keeps);
-  }
+  JALI_DEVICE static u32 drop(u32 pair, u32 below) { return pair & (kKeeps ? below : ~below); }
 };
 
 }  // namespace jali::tile

@@ -19,6 +19,7 @@ struct ScoreOptions {
   bool bias_eights = false;  // of kHalf, besides: keys 8 n to 8 n + 7
   BiasType key_bias = BiasType::kNone;
   bool alibi = false, sinks = false, dropout = false;
+  bool keeps = false;    // dropout: DropoutRule::keeps
   bool bounded = false;  // forward: softcap's weights need no maxima: they are exp(score)
 
   /// Whether something is loaded for cells.
@@ -55,10 +56,7 @@ struct ScoreArgs {
   const float* sinks = nullptr;         // [Hq]
   const u64* seed = nullptr;            // of dropout, on the device
   u32 dropout_limit = 0;                // of DropoutRule, in both halves
-  u32 dropout_keeps = 0;  // ones if numbers below it are those of what is kept, else 0
-  float keep_scale = 1;   // of what is kept
-  // What values are multiplied by, and what is added to that where numbers are below the limit: keep_scale or 0.
-  float kept_base = 1, kept_step = 0;
+  float keep_scale = 1;                 // of what is kept
 };
 
 constexpr float kLog2E = 1.44269504088896f;

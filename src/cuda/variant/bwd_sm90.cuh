@@ -242,7 +242,7 @@ struct Backward {
     // kMultipliesOnes: of dS over the rows of a head that the key tile has seen; [0] and [2] are this thread's
     // two keys'.
     float key_sums[4] = {0, 0, 0, 0};
-    tile::Dropped dropped;  // of 64 rows
+    tile::Dropped<kOptions.keeps> dropped;  // of 64 rows
     /// kKeepsDrawn: where those of this thread's n-th 64 rows are.
     JALI_DEVICE u32 drawn(i32 n) const {
       return sm.rest() + kDroppedAt + n * 4096 + opaque(warp) * 512 + opaque(lane) * 16;
@@ -294,8 +294,8 @@ struct Backward {
                                               first_key(), opaque(lane));
       float* const to = Scores::key_sum(a, at, item.h_kv);
       const bool adds = (opaque(lane) & 3) == 0;
-      add_if(to, key_sums[0], adds & at.key < at.f.num_keys);
-      add_if(to + 8, key_sums[2], adds & at.key + 8 < at.f.num_keys);
+      add_if(to, Scores::gradient(key_sums[0], a), adds & at.key < at.f.num_keys);
+      add_if(to + 8, Scores::gradient(key_sums[2], a), adds & at.key + 8 < at.f.num_keys);
       for (float& x : key_sums) x = 0;
     }
     static constexpr bool kPrepares = kStartsAtAdded || kOptions.dropout;
@@ -471,7 +471,7 @@ struct Backward {
           load_pair(statistics + kStages * Tiles::kStatPlace + n / 2 * 32, delta[0], delta[1]);
 #pragma unroll
           for (i32 x = 0; x < 2; ++x) {
-            const float kept = dropped.factor(a.scores, n % 16, x);
+            const float kept = dropped.kept(a.scores, n % 16, x);
             d[x] = __fmaf_rn(d[x], kept, delta[x]) * w[x];
             w[x] *= kept;
             if (kCaps && kept == 0.0f) p[n] &= x ? 0xffff : 0xffff0000;
@@ -714,7 +714,7 @@ struct Backward {
       const Item& item = notes->item[(items() - 1) % 4];
       const u32 staged = dq_buffer(sm, warp);
       Turns::await_place(sm, steps() - 1);
-      Tiles::template store<true>(dv, kOptions.dropout && kCaps ? a.scores.keep_scale : 1.0f, a.dv,
+      Tiles::template store<true>(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
                                   a.dv_strides, a.Dv, item, first_key(), lane, staged);
       wgmma_wait<0>();
       tie(dq());

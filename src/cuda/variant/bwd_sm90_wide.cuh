@@ -175,7 +175,7 @@ struct BackwardWide {
     float sum[kDim / 2];  // dk or dv
     float x[32];          // S or dP, then a block of dQ
     u32 w[16];            // dS or P
-    tile::Dropped dropped;
+    tile::Dropped<kOptions.keeps> dropped;
 
     JALI_DEVICE float (&dq()) [kCols / 2] { return reinterpret_cast<float (&)[kCols / 2]>(x); }
     /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
@@ -353,8 +353,8 @@ struct BackwardWide {
 #pragma unroll
         for (i32 m = 0; m < 4; ++m) {
           const bool kept = !(w[2 * n + m / 2] >> (m % 2 * 16 + 15) & 1);
-          float& dp = x[4 * n + m];  // the scale belongs to it alone
-          dp = __fmaf_rn(kept ? dp : 0.0f, a.scores.keep_scale, delta[m % 2]);
+          float& dp = x[4 * n + m];
+          dp = (kept ? dp : 0.0f) + delta[m % 2];
         }
         w[2 * n] &= 0x7fff7fffu;
         w[2 * n + 1] &= 0x7fff7fffu;

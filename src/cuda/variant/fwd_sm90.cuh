@@ -66,9 +66,12 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.q_held = !options.softcap;
     s.slots = s.q_held ? 1 : 2;
   }
-  // PERF (us, H200, 8K): a bias over rows and keys, D64 1993 to 1922, D128 1303 to 1260. Softcap, dropout and a bias of
-  // keys as much; Longformer 1.3 of the time, D64 causal, by three warpgroups, 1.38.
-  if (!has_map(mask) && options.bias_eights && kDv <= 128) s.turns = Turns::kScored;
+  // PERF (us, H200, 8K): a bias over rows and keys, D64 1993 to 1922, D128 1303 to 1260; dropout 1137 to 1123 and 857 to
+  // 842; softcap, D128 831 to 804. A bias of keys as much; Longformer 1.3 of the time, D64 causal, by three warpgroups, 1.38.
+  if (s.turns == Turns::kNone && !has_map(mask) && kDv <= 128 &&
+      (options.bias_eights || options.dropout || options.bounded)) {
+    s.turns = Turns::kScored;
+  }
   // 1K tokens: 549, without 534; a window of 1024: 2 % faster.
   if (mask != MaskKind::kHeavy && kD == 128 && !bias) s.early = 4;
   if (mask != MaskKind::kNone) {
@@ -192,7 +195,7 @@ struct Forward {
   static constexpr bool kKeysLate = kKeyBias && !kMultiplies && !kKeysEarly;
   // prepare() comes behind the MMAs. PERF: or ptxas puts what it loads between them, and what waits for that (ALiBi,
   // when it loaded a slope in each step: 1.04 of the time). Not the loads of a bias over rows and keys, which are late.
-  static constexpr bool kHoldsBack = (kOptions.alibi && !kLinear) || kKeysEarly || kOptions.dropout;
+  static constexpr bool kHoldsBack = (kOptions.alibi && !kLinear) || kKeysEarly;
   // PERF: tanh takes the exponentials' units, but instructions are dear, too: D64 1.57, 1.59, 1.66 times
   // the time without for 2, 1, 0 of 8; D128 1.38, 1.36, 1.24.
   static constexpr i32 kPolynomials = kOptions.softcap && kDv <= 64 ? 2 : 0;
@@ -207,6 +210,9 @@ struct Forward {
 
   // What keys add may be needed again.
   static constexpr bool kHolds = kGuesses && kMultiplies && !Tiles::kAddedAhead;
+  // K is freed with V, not as soon as S is there. PERF: dropout, whose weights the next products wait for, D128 0.96 of the
+  // time; D64 1.05 to 1.1, others 0.99 to 1.01.
+  static constexpr bool kFreesLate = kGuesses && !kHolds && kOptions.dropout && kD > 64;
   // No P V beside work that needs P's registers.
   template <bool kAny>
   static constexpr bool kTight =
@@ -231,7 +237,7 @@ struct Forward {
     u32 p[kKeys / 4];
     // kQHeld: this warp's rows; words 4 t to 4 t + 3 are the operand A of k16 step t.
     u32 q[kQHeld ? kD / 4 : 1];
-    tile::Kept<kKeys> kept;
+    tile::Kept<kKeys, kOptions.keeps> kept;
     tile::RowState state;
     float shift[2], rescale[2];
     // kGuesses: rows have seen nothing, so that the next key tile's maxima are needed. bounded: scores go by tanh.
@@ -375,7 +381,7 @@ struct Forward {
         }
         bias.template begin<kAny>(a.scores.bias, key_of(0));
       }
-      if constexpr (kOptions.dropout) kept.take(sm.drawn(count, wg), first_key());
+      if constexpr (kOptions.dropout) kept.take(first_key());
       if constexpr (kKeysEarly) of_keys.load(sm.added(count) + 8 * (lane & 3));
     }
     /// Products to scores.
@@ -565,7 +571,7 @@ struct Forward {
     /// A pair without what dropout drops.
     JALI_DEVICE u32 drop(u32 pair, i32 j, i32 e) const {
       if constexpr (!kOptions.dropout) return pair;
-      return kept.drop(pair, kept.below(j, e, a.scores), a.scores);
+      return kept.drop(pair, kept.below(j, e, a.scores));
     }
     JALI_DEVICE void weights_to_operand() {
 #pragma unroll
@@ -593,8 +599,8 @@ struct Forward {
       auto to_operand = [&](i32 n) {
         const i32 ended = (n - kBehind - 1) / 2, waiting = (n - kBehind - kCells) / 2;
         if (n % 2 == 0 && n >= kCells + kBehind) {
-          p[2 * waiting] = kOptions.dropout ? kept.drop(first[waiting], below[waiting], a.scores)
-                                            : pair(waiting, 0);
+          p[2 * waiting] =
+              kOptions.dropout ? kept.drop(first[waiting], below[waiting]) : pair(waiting, 0);
         }
         if (n % 2 == 1 && n > kCells + kBehind) {
           p[2 * (ended - kPairs) + 1] = drop(pair(ended - kPairs, 1), ended - kPairs, 1);
@@ -612,8 +618,8 @@ struct Forward {
       const float sum = maximum_or_nan(total[0] + total[1], total[2] + total[3]);
       return __all_sync(0xffffffffu, (sum <= most) & condition);
     }
-    /// S to P by the maxima that are known. Returns whether sums say that they will do.
-    JALI_DEVICE bool guess_weights(float (&total)[4]) {
+    /// S to P by the maxima that are known; their sums say whether these will do.
+    JALI_DEVICE void guess_weights(float (&total)[4]) {
       // Elsewhere rows seldom have seen nothing yet, and raise_maxima() takes theirs.
       constexpr bool kMayHide = kMasked || kKeyBias;
       if (kMayHide && looks) {
@@ -630,8 +636,11 @@ struct Forward {
       }
       weigh_rows(
           total, [&](i32 e, float x) { return __fmaf_rn(x, scale(), -shift[e]); },
-          [&] { finish_pv(count - 1); });
-      return sums_are_below(total, tile::kRoom);
+          [&] {
+            finish_pv(count - 1);
+            if (kFreesLate) free_k(count % kStages);
+          });
+      rescale[0] = rescale[1] = 1;
     }
     /// If they will not: raises maxima by what sums say, P and O with them; or where sums are above kMost, makes S again
     /// and takes its maxima. O is complete up to the key tile before; the state has not got `total` yet.
@@ -725,6 +734,9 @@ struct Forward {
       tie(s);
       if constexpr (kQHeld) tie(q);
       if constexpr (kMultiplies) tie(ones);
+      // PERF: not behind the products, where a warp stands until the tensor cores have nearly made S.
+      const i32 loaded = load_shared(sm.note(count + 1));
+      if constexpr (kOptions.dropout) kept.load(sm.drawn(count, wg));
       wgmma_fence();
       multiply_qk(slot);
       wgmma_commit();
@@ -732,7 +744,7 @@ struct Forward {
       if (kTurns == Turns::kIssued) give_turn();
       // PERF: passes at once; but nothing of what follows moves up, between the MMAs.
       if (kHoldsBack || kAny) wait_k();
-      next = read_note(count + 1);  // PERF: beside the MMAs, not before them
+      next = broadcast(opaque(loaded));  // PERF: not before the products, which would wait for it
       prepare<kAny>();
     }
     JALI_DEVICE void wait_s() {
@@ -793,9 +805,9 @@ struct Forward {
     /// is seldom needed stands in the loop: warps with wrong guesses leave it for a moment. Votes on maxima and on whether
     /// to rescale, and a branch for each, took a seventh of the time of D64 with dropout, D128 7 %, a bias of keys 2 %.
     JALI_DEVICE void run() {
-      bool first = note & kFirst, right, ends;
+      bool first = note & kFirst, ends;
       do {
-        float total[4], before[2];
+        float total[4];
         u32 stage;
         while (true) {
           stage = count % kStages;
@@ -804,26 +816,18 @@ struct Forward {
           multiply<false>(first);
           first = false;
           wait_s();
-          if (!kHolds) free_k(stage);
+          if (!kHolds && !kFreesLate) free_k(stage);
 #pragma unroll
           for (float& x : total) x = 0;
-          right = guess_weights(total);
-#pragma unroll
-          for (i32 e = 0; e < 2; ++e) {
-            before[e] = state.sum[e];
-            state.sum[e] += total[2 * e] + total[2 * e + 1];
-          }
+          guess_weights(total);
           ends = next & (kFirst | kPartial | kEnd);
-          if (!right | ends) break;
+          if (!sums_are_below(total, tile::kRoom, !ends)) break;
+          tile::add_sums(state, rescale, total);
           if (kHolds) free_k(stage);
           ++count;
         }
-        if (!right) {
-#pragma unroll
-          for (i32 e = 0; e < 2; ++e) state.sum[e] = before[e];
-          raise_maxima(total);
-          tile::add_sums(state, rescale, total);
-        }
+        if (!sums_are_below(total, tile::kRoom)) raise_maxima(total);
+        tile::add_sums(state, rescale, total);
         if (kHolds) free_k(stage);
         ++count;
       } while (!ends);
