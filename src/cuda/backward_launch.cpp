@@ -233,7 +233,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.scores = score_arguments(call);
   a.dq_scale = a.scale;
   if (scales_keys(options, p.dtype)) set_low_scores(a, p.scale, p.softcap, keys);
-  if (a.scores.keep_scale > 0) {
+  if (a.scores.keep_scale > 0) {  // 1 without dropout, 0 where everything is dropped
     a.ds_scale = a.scores.keep_scale;
     a.delta_scale = 1 / a.ds_scale;
     a.scale *= a.ds_scale;

@@ -100,6 +100,11 @@ JALI_DEVICE float shuffle_xor(float x, i32 lanes) {
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(y) : "f"(x), "r"(lanes));
   return y;
 }
+/// Of four lanes that have the same rows of accumulators.
+JALI_DEVICE float sum_of_quad(float x) {
+  x += shuffle_xor(x, 1);
+  return x + shuffle_xor(x, 2);
+}
 JALI_DEVICE u32 shuffle_xor(u32 x, i32 lanes) {
   u32 y;
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lanes));

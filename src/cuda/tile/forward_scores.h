@@ -190,7 +190,7 @@ struct StagedBias {
 template <i32 kKeys, bool kKeeps>
 struct Kept {
   u32 factors[2];  // of this thread's two rows
-  Philox words;
+  Philox words;    // of load()
   DropoutLine rows[2];
   bool upper;  // of tiles of 64 keys: whether they are the last of 128
 
@@ -206,11 +206,10 @@ struct Kept {
   /// Makes numbers of them, for keys from `first` on, a multiple of kKeys.
   JALI_DEVICE void take(i32 first) {
     // PERF: opaque, or they are made where the words are loaded, and waited for there.
-    Philox x;
 #pragma unroll
-    for (i32 n = 0; n < 4; ++n) x.word[n] = ptx::opaque(static_cast<i32>(words.word[n]));
+    for (u32& word : words.word) word = ptx::opaque(static_cast<i32>(word));
 #pragma unroll
-    for (i32 e = 0; e < 2; ++e) rows[e] = DropoutLine::of_row(x, factors[e]);
+    for (i32 e = 0; e < 2; ++e) rows[e] = DropoutLine::of_row(words, factors[e]);
     upper = first & 64;
   }
   /// Of a pair of cells, ones where numbers are below the limit.

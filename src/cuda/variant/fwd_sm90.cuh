@@ -66,8 +66,9 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.q_held = !options.softcap;
     s.slots = s.q_held ? 1 : 2;
   }
-  // PERF (us, H200, 8K): a bias over rows and keys, D64 1993 to 1922, D128 1303 to 1260; dropout 1137 to 1123 and 857 to
-  // 842; softcap, D128 831 to 804. A bias of keys as much; Longformer 1.3 of the time, D64 causal, by three warpgroups, 1.38.
+  // PERF (us, H200, 8K): a bias over rows and keys, D64 1993 to 1922, D128 1303 to 1260; softcap, D128 831 to 804; dropout
+  // 0.99 to 1.01 of the time, but without turns 1.1 by what else stands in a step. A bias of keys as much; Longformer 1.3 of
+  // the time, D64 causal, by three warpgroups, 1.38.
   if (s.turns == Turns::kNone && !has_map(mask) && kDv <= 128 &&
       (options.bias_eights || options.dropout || options.bounded)) {
     s.turns = Turns::kScored;
@@ -210,8 +211,8 @@ struct Forward {
 
   // What keys add may be needed again.
   static constexpr bool kHolds = kGuesses && kMultiplies && !Tiles::kAddedAhead;
-  // K is freed with V, not as soon as S is there. PERF: dropout, whose weights the next products wait for, D128 0.96 of the
-  // time; D64 1.05 to 1.1, others 0.99 to 1.01.
+  // K is freed with V, not as soon as S is there. PERF: dropout, whose weights the next products wait for, D128 0.93 to 0.95
+  // of the time; D64 1.02, others 0.99 to 1.02.
   static constexpr bool kFreesLate = kGuesses && !kHolds && kOptions.dropout && kD > 64;
   // No P V beside work that needs P's registers.
   template <bool kAny>
@@ -449,8 +450,7 @@ struct Forward {
       float* to_lse = opaque(a.lse + t.lse(a, t.row + row()));
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
-        float total = state.sum[e] + shuffle_xor(state.sum[e], 1);
-        total += shuffle_xor(total, 2);
+        float total = sum_of_quad(state.sum[e]);
         float top = state.max[e] * scale(), factor = 1;
         if constexpr (kLinear) {  // take off what rows are measured with
           const float slope = a.scores.alibi_slopes[t.f.h] * kLog2E;
@@ -648,9 +648,7 @@ struct Forward {
       if (sums_are_below(total, tile::kMost<T>)) {
 #pragma unroll
         for (i32 e = 0; e < 2; ++e) {
-          float sum = total[2 * e] + total[2 * e + 1];
-          sum += shuffle_xor(sum, 1);
-          sum += shuffle_xor(sum, 2);
+          const float sum = sum_of_quad(total[2 * e] + total[2 * e + 1]);
           // By a power of two, so that nothing is rounded.
           const float raised = floorf(log2_fast(maximum(sum, 1.0f)));
           rescale[e] = exp2_fast(-raised);
@@ -724,7 +722,7 @@ struct Forward {
       if constexpr (kByRows) barrier_arrive_if(sm.cells_empty(closed.tile % kCellSlots), lane == 0);
     }
 
-    /// S of this key tile in flight with O += P V of the last one, and what the scores need is brought beside them.
+    /// S of this key tile in flight with O += P V of the last one, and what the scores need besides.
     template <bool kAny>
     JALI_DEVICE void multiply(bool first) {
       const i32 slot = (opened - 1) % kSlots;
