@@ -62,7 +62,7 @@ struct BackwardTiles {
   static constexpr i32 kRest = kO + kOStages * kOBytes;
   static constexpr i32 kStats = kRest + kRestBytes;
   // A bias over rows and keys goes by way of the variant's own memory.
-  static constexpr bool kStagesBias = kRows < kKeys && kOptions.bias_eights;
+  static constexpr bool kStagesBias = kKeys == 128 && kOptions.bias_eights;
   // Under a mask there are cells to look up, and maps, unless the loader classifies row tiles itself. PERF:
   // a kernel less to launch, before all others.
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
@@ -679,11 +679,11 @@ struct BackwardTiles {
   JALI_DEVICE static i32 turn_of_note(const Shared& sm, u32 steps) {
     return broadcast(load_shared(sm.note(steps) + 16));
   }
-  /// What accumulators start at: the statistics of the rows, unless the tensor cores multiply them; zeros
-  /// where options come between.
-  template <bool kStatistics>
+  /// What accumulators start at: anything, if their first product does not add to them; the statistics of the rows;
+  /// or zeros.
+  template <bool kAnything, bool kStatistics>
   JALI_DEVICE static void start(float (&x)[kRows / 2], u32 shared, i32 lane) {
-    if constexpr (kMatrices) {
+    if constexpr (kAnything) {
       forget(x);
     } else if constexpr (kStatistics) {
       load_statistics(x, shared + (lane & 3) * 8);
@@ -701,14 +701,15 @@ struct BackwardTiles {
       x[4 * j + 3] = x[4 * j + 1];
     }
   }
-  /// kMatrices: d = ones' X, X the parts of a statistic of the rows, in `shared`. PERF: a step at D64 keeps
-  /// shared memory busy for 3,300 cycles, of which consumers that loaded statistics took 512, this 192:
-  /// causal masks 4.5 % faster, windows 6 %.
+  /// kMatrices: d = ones' X, if kAdds added to what it is, X the parts of a statistic of the rows, in `shared`. PERF: a
+  /// step at D64 keeps shared memory busy for 3,300 cycles, of which consumers that loaded statistics took 512, this
+  /// 192: causal masks 4.5 % faster, windows 6 %, a bias of keys 7 %.
+  template <bool kAdds>
   JALI_DEVICE static void multiply_statistic(float (&d)[kRows / 2], const Shared& sm, u32 shared) {
     if constexpr (!kMatrices) return;
     const u32 x = descriptor(shared, cuda::kStatisticMatrixBytes);
     Wgmma<BF16, kRows, true>::template ss<false, kSwizzle128Once>(d, descriptor(sm.ones(), 16), x,
-                                                                  0);
+                                                                  kAdds);
   }
   /// d += A B', A 64 of the keys, B the row tile, both with the head dim as the inner one.
   template <i32 kDim>

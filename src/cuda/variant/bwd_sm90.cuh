@@ -32,13 +32,14 @@
 //           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
 //           tiles, 4 KB each; a bias over rows and keys, [8 warps][rows][16 keys], or of keys, [8 warps][8][2],
 //           keys n and n + 8 side by side; notes; ones, by which dS is multiplied for the gradient of a bias of
-//           keys; what dropout drops of row tiles of 128. 222 KB at D 128, with a bias 226.
+//           keys; what dropout drops of row tiles of 128. 222 KB at D 128, with a bias 226. Where a bias over rows and
+//           keys leaves no place for dQ (kDqAtDs), that goes by way of the dS that it was made from.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
-//           V, Q and dO; ds_full, ds_empty: one a consumer warp (8). Where cells are looked up,
-//           cells_full and note_empty: one a finder warp (2), of every row tile; else added_full: one a
-//           consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that is 1 then; staged_empty:
-//           1, and one more of note_empty, by the warp that adds.
+//           V, Q and dO; ds_full, ds_empty: one a consumer warp (8); kDqAtDs: ds_empty when dQ was read from there, a
+//           step later. Where cells are looked up, cells_full and note_empty: one a finder warp (2), of every row
+//           tile; else added_full: one a consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that
+//           is 1 then; staged_empty: 1, and one more of note_empty, by the warp that adds.
 // Here      for host and kernel: what fits, backward_rows, backward_tile; Backward: what options and masks leave of a
 //           step; Consumer, in this order: products; what is prepared for the next row tile; look_at_lse; weigh,
 //           differentiate, share_ds, send_dq; step, step_partial, run_item. Warpgroup 0 is in tile/backward_tiles.h.
@@ -73,17 +74,23 @@ JALI_HD constexpr bool backward_fits_options(const ScoreOptions& options,
 }
 /// Rows of a row tile: at D 64 128, unless options leave no registers for them. PERF (D 64 H32 8K, us): 2,440 with
 /// 128, 3,060 with 64; softcap 3,090 and 3,290, dropout 3,020 and 3,640, in tiles of 64 keys (bwd_sm90_wide) 5,450 and
-/// 5,380.
+/// 5,380; a bias over rows and keys 3,250 and 4,520, its gradient 4,480 and 5,000.
 JALI_HD constexpr i32 backward_rows(i32 D, i32 Dv, const ScoreOptions& options,
                                     bool deterministic) {
-  if (D > 64 || Dv > 64 || options.bias != BiasType::kNone) return 64;
+  if (D > 64 || Dv > 64) return 64;
+  if (options.bias != BiasType::kNone) return options.bias_eights && !deterministic ? 128 : 64;
   if (!options.softcap && !options.dropout) return 128;
   const bool alone = options.softcap ? !options.dropout : !options.adjusts();
   return alone && !deterministic ? 128 : 64;
 }
 /// Shared memory for a bias over rows and keys, or of keys.
-JALI_HD constexpr i32 backward_bias_bytes(const ScoreOptions& options) {
-  return adds_of_keys(options) ? 4 * 128 : options.bias_eights ? 2 * 64 * 128 : 0;
+JALI_HD constexpr i32 backward_bias_bytes(const ScoreOptions& options, i32 rows) {
+  return adds_of_keys(options) ? 8 * rows : options.bias_eights ? 2 * rows * 128 : 0;
+}
+/// Whether dQ goes by way of the place of the dS that it was made from. PERF: only where there is no other place, since
+/// each warpgroup then waits for the other one: 1.04 to 1.10 of the time.
+JALI_HD constexpr bool backward_dq_at_ds(const ScoreOptions& options, i32 rows) {
+  return rows == 128 && options.bias_eights;
 }
 /// The same for what dropout drops, if row tiles are of so many rows: a tile::Dropped for 64 rows and each thread.
 JALI_HD constexpr i32 backward_dropped_bytes(const ScoreOptions& options, i32 rows) {
@@ -93,11 +100,12 @@ JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& 
                                              bool deterministic) {
   const i32 keys = 128, rows = backward_rows(D, Dv, options, deterministic);
   const i32 dim = ceil_div(D, 64) * 64, dim_v = ceil_div(Dv, 64) * 64;
-  const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)           // K, V; Q, dO
-                    + 2 * 2 * rows * keys + 4 * rows * dim          // dS, dQ
-                    + (rows == 128 ? 64 * rows + 1024 : 16 * rows)  // statistics; ones
+  const i32 bytes = 2 * (keys + 2 * rows) * (dim + dim_v)                      // K, V; Q, dO
+                    + 2 * 2 * rows * keys                                      // dS
+                    + (backward_dq_at_ds(options, rows) ? 0 : 4 * rows * dim)  // dQ
+                    + (rows == 128 ? 64 * rows + 1024 : 16 * rows)             // statistics; ones
                     + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes +
-                    backward_bias_bytes(options) + backward_dropped_bytes(options, rows);
+                    backward_bias_bytes(options, rows) + backward_dropped_bytes(options, rows);
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, keys, rows * dim, stages, shared, 384, 40, 232};
@@ -123,10 +131,14 @@ struct Backward {
   static constexpr BackwardTile kTile = backward_tile(kD, kDv, kOptions, kOrdered);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kDsBytes = kRows * kKeys * 2;
-  // PERF: not beside options, for which registers would be too few; D128 is 3 % slower so.
-  static constexpr bool kMatrices = kRows == 128 && !kOptions.adjusts() && !kOptions.dropout;
-  static constexpr i32 kBiasAt = 2 * kDsBytes + kTile.dq_floats * 4;
-  static constexpr i32 kDroppedAt = kBiasAt + backward_bias_bytes(kOptions);
+  // Where nothing comes between a product and its statistic. PERF: D128 is 3 % slower so. Of one statistic alone: that
+  // of dP beside softcap 1.04, that of S beside dropout 1.00 to 1.02.
+  static constexpr bool kMatrices =
+      kRows == 128 && !adjusts_products(kOptions) && !kOptions.dropout &&
+      !(kOrdered && kOptions.alibi);  // which would spill under documents
+  static constexpr bool kDqAtDs = backward_dq_at_ds(kOptions, kRows);
+  static constexpr i32 kBiasAt = 2 * kDsBytes + (kDqAtDs ? 0 : kTile.dq_floats * 4);
+  static constexpr i32 kDroppedAt = kBiasAt + backward_bias_bytes(kOptions, kRows);
   static constexpr i32 kOwnBytes = kDroppedAt + backward_dropped_bytes(kOptions, kRows);
   using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kOwnBytes, kTile.row_stages, M,
                                     kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
@@ -184,8 +196,9 @@ struct Backward {
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 buffer) {
     return sm.rest() + buffer * kDsBytes;
   }
-  JALI_DEVICE static u32 dq_buffer(const Shared& sm, i32 warp) {
-    return sm.rest() + 2 * kDsBytes + warp * kDqBytes;
+  /// Of a warp; its dQ is made from the dS of `buffer`.
+  JALI_DEVICE static u32 dq_buffer(const Shared& sm, i32 warp, u32 buffer) {
+    return sm.rest() + (kDqAtDs ? buffer * kDsBytes : 2 * kDsBytes) + warp * kDqBytes;
   }
   JALI_DEVICE static typename Scores::StagedBias bias(const Shared& sm, i32 warp) {
     return {sm.rest() + kBiasAt + warp * Scores::StagedBias::kBytes};
@@ -209,12 +222,12 @@ struct Backward {
 
   /// Begins to add what a consumer warp, of the second warpgroup or not, has staged, if `condition`.
   JALI_DEVICE static void add_dq(const BackwardArgs& a, const Shared& sm, i32 number, i32 warp,
-                                 bool second, bool condition) {
+                                 u32 buffer, bool second, bool condition) {
     // Blocks of 8 columns: of the first warpgroup, or of both alike, and of the second one.
     constexpr i32 kBlocks = min_of(kD, kSplitsRows ? 64 : kDqCols) / 8;
     constexpr i32 kOthers = kSplitsRows ? kBlocks : max_of(kD / 8 - kBlocks, 0);
     const i32 place = kDqCols == 64 ? warp * 1024 : warp % 4 * 1024 + warp / 4 * 512;
-    add_bulk_if(a.dq_sum + i64(number) * kTile.dq_floats + place, dq_buffer(sm, warp),
+    add_bulk_if(a.dq_sum + i64(number) * kTile.dq_floats + place, dq_buffer(sm, warp, buffer),
                 (second ? kOthers : kBlocks) * 512, condition & (kOthers > 0 | !second));
     bulk_commit();
   }
@@ -506,13 +519,17 @@ struct Backward {
     /// Hands this warp's dQ, the n-th, to the copy engine, or to the warp that does so in turns, if one is due. section:
     /// of the key tile, if it is the last one of that.
     JALI_DEVICE void send_dq(u32 buffer, bool due, u32 n, i32 section) {
-      barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
+      if constexpr (kDqAtDs) {
+        named_sync(1 + wg(), 128);  // all of the warpgroup's dQ is multiplied
+      } else {
+        barrier_arrive_if(ds_empty(sm, buffer), due & lane == 0);
+      }
       Turns::await_place(sm, n);
-      Turns::template stage_dq<kDqCols>(dq_buffer(sm, warp), dq(), lane);
+      Turns::template stage_dq<kDqCols>(dq_buffer(sm, warp, buffer), dq(), lane);
       if constexpr (kOrdered) {
         Turns::hand_over_dq(sm, section, due);
       } else {
-        add_dq(a, sm, last_number, warp, wg() == 1, due & lane == 0);
+        add_dq(a, sm, last_number, warp, buffer, wg() == 1, due & lane == 0);
       }
     }
 
@@ -533,23 +550,28 @@ struct Backward {
       barrier_wait(sm.q_full(stage), parity);
       barrier_wait(sm.o_full(stage), parity);
       if constexpr (!kNothing) {
-        Tiles::template start<!kCaps>(s, sm.neg_lse(stage), lane);
+        Tiles::template start<kMatrices && !kStartsAtAdded, !kMatrices && !kCaps>(
+            s, sm.neg_lse(stage), lane);
         if constexpr (kStagesBias) {
           bias(sm, warp).add_to(s, a, opaque(lane));
         } else if constexpr (kStartsAtAdded) {
           added.add_to(s, a);
         }
         if constexpr (kHides && kStartsHidden) hiding.hide_all(s, -infinity());
-        Tiles::template start<!kOptions.dropout>(dp, sm.neg_delta(stage), lane);
+        Tiles::template start<kMatrices, !kOptions.dropout>(dp, sm.neg_delta(stage), lane);
         tie(s);
         tie(dp);
         wgmma_fence();
-        Tiles::multiply_statistic(s, sm, sm.neg_lse(stage));
+        Tiles::template multiply_statistic<kStartsAtAdded>(s, sm, sm.neg_lse(stage));
         multiply_keys<kD>(s, k, sm.k(), sm.q(stage));
         wgmma_commit();
-        Tiles::multiply_statistic(dp, sm, sm.neg_delta(stage));
+        Tiles::template multiply_statistic<false>(dp, sm, sm.neg_delta(stage));
         multiply_keys<kDv>(dp, v, sm.v(), sm.o(stage));
         wgmma_commit();
+      }
+      if constexpr (kDqAtDs) {  // the copy engine has read what it lies in
+        bulk_wait_read();
+        barrier_arrive_if(ds_empty(sm, buffer), lane == 0);
       }
       // PERF: shared memory answers late while the tensor cores read it. Where a key tile ends, nobody
       // may wait for the next one here.
@@ -568,7 +590,7 @@ struct Backward {
       }
       // PERF: not earlier, which would keep the warpgroups in step (-7 % at D 64); not later, since
       // ptxas would round P and dS behind it.
-      barrier_wait(ds_empty(sm, buffer), buffer_parity ^ 1);
+      barrier_wait(ds_empty(sm, buffer), kDqAtDs ? buffer_parity : buffer_parity ^ 1);
       if constexpr (kReadsEarly) {
         for (u32& word : early) word = broadcast(word);
       }
@@ -712,7 +734,7 @@ struct Backward {
       wgmma_commit();
       // The loader is at most two items ahead: it leaves this one's slot alone. PERF: beside the MMA.
       const Item& item = notes->item[(items() - 1) % 4];
-      const u32 staged = dq_buffer(sm, warp);
+      const u32 staged = dq_buffer(sm, warp, buffer ^ 1);
       Turns::await_place(sm, steps() - 1);
       Tiles::template store<true>(dv, kOptions.dropout ? a.scores.keep_scale : 1.0f, a.dv,
                                   a.dv_strides, a.Dv, item, first_key(), lane, staged);
@@ -747,7 +769,7 @@ struct Backward {
           Turns::end(sm, c.items(), c.steps());
         },
         [&](const Shared& sm, i32 number, i32 lane) {
-          add_dq(a, sm, number, lane, lane >= 4, lane < Tiles::kConsumerWarps);
+          add_dq(a, sm, number, lane, 0, lane >= 4, lane < Tiles::kConsumerWarps);
         });
   }
 };

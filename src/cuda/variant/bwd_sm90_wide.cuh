@@ -380,7 +380,7 @@ struct BackwardWide {
     JALI_DEVICE void start(u32 stage) {
       const u32 statistics = kKeySide ? sm.neg_delta(stage) : sm.neg_lse(stage);
       constexpr bool kRaw = kKeySide ? !kOptions.dropout : !Scores::kAdjusts;
-      Tiles::template start<kRaw>(x, statistics, lane);
+      Tiles::template start<false, kRaw>(x, statistics, lane);
       if constexpr (!kKeySide && Scores::kAdds) {
         typename Scores::Added added;
         added.load(a, place(), lane);
