@@ -83,18 +83,19 @@ JALI_HD constexpr i32 backward_rows(i32 D, i32 Dv, const ScoreOptions& options,
   const bool alone = options.softcap ? !options.dropout : !options.adjusts();
   return alone && !deterministic ? 128 : 64;
 }
-/// Shared memory for a bias over rows and keys, or of keys.
+/// Shared memory for a bias over rows and keys, or of keys: beside row tiles of 128 a multiple of 1 KB, as the matrices
+/// that lie behind it need.
 JALI_HD constexpr i32 backward_bias_bytes(const ScoreOptions& options, i32 rows) {
   return adds_of_keys(options) ? 8 * rows : options.bias_eights ? 2 * rows * 128 : 0;
+}
+/// The same for what dropout drops, if row tiles are of so many rows: a tile::Dropped for 64 rows and each thread.
+JALI_HD constexpr i32 backward_dropped_bytes(const ScoreOptions& options, i32 rows) {
+  return options.dropout && rows == 128 ? 2 * 256 * 16 : 0;
 }
 /// Whether dQ goes by way of the place of the dS that it was made from. PERF: only where there is no other place, since
 /// each warpgroup then waits for the other one: 1.04 to 1.10 of the time.
 JALI_HD constexpr bool backward_dq_at_ds(const ScoreOptions& options, i32 rows) {
   return rows == 128 && options.bias_eights;
-}
-/// The same for what dropout drops, if row tiles are of so many rows: a tile::Dropped for 64 rows and each thread.
-JALI_HD constexpr i32 backward_dropped_bytes(const ScoreOptions& options, i32 rows) {
-  return options.dropout && rows == 128 ? 2 * 256 * 16 : 0;
 }
 JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& options,
                                              bool deterministic) {
@@ -131,12 +132,13 @@ struct Backward {
   static constexpr BackwardTile kTile = backward_tile(kD, kDv, kOptions, kOrdered);
   static constexpr i32 kRows = kTile.rows, kKeys = kTile.keys;
   static constexpr i32 kDsBytes = kRows * kKeys * 2;
-  // Where nothing comes between a product and its statistic. PERF: D128 is 3 % slower so. Of one statistic alone: that
-  // of dP beside softcap 1.04, that of S beside dropout 1.00 to 1.02.
+  // The tensor cores add both statistics where nothing comes between these and the products. PERF: D128 is 3 % slower
+  // so. One of them alone: that of dP beside softcap 1.04, that of S beside dropout 1.00 to 1.02.
   static constexpr bool kMatrices =
       kRows == 128 && !adjusts_products(kOptions) && !kOptions.dropout &&
       !(kOrdered && kOptions.alibi);  // which would spill under documents
   static constexpr bool kDqAtDs = backward_dq_at_ds(kOptions, kRows);
+  static_assert(!kDqAtDs || !kOrdered, "a warp that adds in turns knows of no dS");
   static constexpr i32 kBiasAt = 2 * kDsBytes + (kDqAtDs ? 0 : kTile.dq_floats * 4);
   static constexpr i32 kDroppedAt = kBiasAt + backward_bias_bytes(kOptions, kRows);
   static constexpr i32 kOwnBytes = kDroppedAt + backward_dropped_bytes(kOptions, kRows);
