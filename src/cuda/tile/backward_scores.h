@@ -174,10 +174,6 @@ struct BackwardScores {
     static constexpr i32 kBytes = kRows * 32;
     u32 shared;
 
-    /// Where that of a head begins.
-    JALI_DEVICE static u64 of_head(const cuda::BiasTable& t, const Frame& f) {
-      return reinterpret_cast<u64>(t.data) + 2 * (f.b * t.stride_b + f.h / t.head_div * t.stride_h);
-    }
     /// Begins to copy that of a row tile from `row` on, if `condition`; `key` is the warp's first. Rows from
     /// num_rows on weigh nothing, and must not become NaN by what pads a bias.
     JALI_DEVICE void copy(const cuda::BiasTable& t, u64 head, i32 row, i32 num_rows, i32 key,
@@ -215,6 +211,16 @@ struct BackwardScores {
       __syncwarp();
     }
   };
+
+  /// What a loader notes of a head: where its bias begins, if that is staged, else the bits of its slope.
+  template <bool kStagesBias>
+  JALI_DEVICE static u64 of_head(const Args& a, const Frame& f) {
+    if constexpr (kStagesBias) {
+      const cuda::BiasTable& t = a.scores.bias;
+      return reinterpret_cast<u64>(t.data) + 2 * (f.b * t.stride_b + f.h / t.head_div * t.stride_h);
+    }
+    return __float_as_uint(cuda::Scores<T, kOptions>(a.scores, f).slope);
+  }
 
   /// Block n of 8 rows: products, or raw scores less LSE, to weights. `slopes`: softcap's, pairs of
   /// fp16.

@@ -63,6 +63,8 @@ struct BackwardTiles {
   static constexpr i32 kStats = kRest + kRestBytes;
   // A bias over rows and keys goes by way of the variant's own memory.
   static constexpr bool kStagesBias = kKeys == 128 && kOptions.bias_eights;
+  // What a loader notes of heads: where that begins, or slopes.
+  static constexpr bool kNotesHead = kStagesBias || (kKeys == 128 && kOptions.alibi);
   // Under a mask there are cells to look up, and maps, unless the loader classifies row tiles itself. PERF:
   // a kernel less to launch, before all others.
   static constexpr bool kMasked = !cuda::is_no_mask<M>;
@@ -136,7 +138,7 @@ struct BackwardTiles {
     i32 flags, number;  // of the row tile among all (dq_sum)
     i32 row, h;         // its first row, its query head
     i32 turn;           // kOrdered: key tiles that add to its dq before this one
-    u64 bias;           // kStagesBias: address of the head's
+    u64 adds;           // Scores::of_head()
   };
   struct alignas(8) Item {  // a key tile
     Frame f;
@@ -150,7 +152,7 @@ struct BackwardTiles {
     i32 h, base, key_tile;  // base: number of its first row tile
     bool down;              // of the key tile
     const u64* row_words;   // kOrdered: its lines of the map
-    u64 bias;               // kStagesBias
+    u64 adds;               // Scores::of_head()
   };
   /// Written by the loader; items: 4, so that the one in use is never the one written.
   struct Notes {
@@ -545,7 +547,7 @@ struct BackwardTiles {
                         tile_key / kTileKeys,
                         item.down,
                         kDown ? a.row_map.line(f, row_line) : nullptr,
-                        kStagesBias ? Scores::StagedBias::of_head(a.scores.bias, f) : 0};
+                        kNotesHead ? Scores::template of_head<kStagesBias>(a, f) : 0};
         loader.prepare(head);
         const bool last_head = f.h == item.f.h + a.seq.group - 1;
         auto visit = [&](i32 t, bool partial, bool more, bool last) {
@@ -557,7 +559,7 @@ struct BackwardTiles {
             const i32 words = a.row_map.words;
             turn = turn_of(at.row_words + i64{t} * words, words, turn, at.down);
           }
-          const Note note = {flags, at.base + t, t * kRows, at.h, turn, kStagesBias ? at.bias : 0};
+          const Note note = {flags, at.base + t, t * kRows, at.h, turn, kNotesHead ? at.adds : 0};
           loader.send(note, first);
           first = false;
         };
@@ -674,6 +676,10 @@ struct BackwardTiles {
   JALI_DEVICE static i32 next_flags(const Shared& sm, u32 steps) {
     barrier_wait(sm.note_full(steps), steps / kNoteSlots & 1);
     return broadcast(load_shared(sm.note(steps)));
+  }
+  /// The ALiBi slope of that row tile's head.
+  JALI_DEVICE static float slope_of_note(const Shared& sm, u32 steps) {
+    return __uint_as_float(load_shared(sm.note(steps) + 24));
   }
   /// The turn of that row tile.
   JALI_DEVICE static i32 turn_of_note(const Shared& sm, u32 steps) {

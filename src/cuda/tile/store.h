@@ -105,18 +105,19 @@ JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&sca
   }
 }
 
-/// Where a warp's 16 rows go: so many of them, box coordinates 1 to 4, and the address of the first row.
+/// Where a warp's 16 rows go: so many of them, and box coordinates 1 to 4.
 struct RowsTo {
   i32 rows, token, head, b, end;
-  u16* first;
 };
 /// store_rows() by the copy engine, from kBoxes boxes of kStagedBytes in shared memory, as many at a time as
-/// there are; fewer than 16 rows by each thread, since behind them another sequence may begin. to() says
-/// where. Before the boxes are used for something else, bulk_wait_read(). PERF: half the instructions of
-/// store_rows_staged(); but whoever needs the boxes again at once waits for the engine.
-template <class T, i32 kBoxes, i32 kCount, class To>
+/// there are; fewer than 16 rows by each thread, since behind them another sequence may begin: first_row() is the
+/// address of the first one. Before the boxes are used for something else, bulk_wait_read(). PERF: half the
+/// instructions of store_rows_staged(); but whoever needs the boxes again at once waits for the engine. `shared` and
+/// `to` are known to be uniform (broadcast()), or ptxas makes a loop over lanes of each box.
+template <class T, i32 kBoxes, i32 kCount, class FirstRow>
 JALI_DEVICE void store_boxes(const float (&acc)[kCount], const float (&scale)[2], u32 shared,
-                             const ptx::TensorMap& map, i64 stride, i32 cols, i32 lane, To to) {
+                             const ptx::TensorMap& map, i64 stride, i32 cols, i32 lane,
+                             const RowsTo& to, FirstRow first_row) {
   constexpr i32 kParts = (kCount + 31) / 32;
   // PERF: lanes and places anew wherever they are needed, or the forward of D64 would spill.
   using ptx::opaque;
@@ -130,19 +131,17 @@ JALI_DEVICE void store_boxes(const float (&acc)[kCount], const float (&scale)[2]
     }
     ptx::fence_async();
     __syncwarp();
-    if (to().rows >= 16) {
-      if (opaque(lane) == 0) {
-        const RowsTo at = to();
+    if (to.rows >= 16) {
+      if (ptx::elect()) {
 #pragma unroll
         for (i32 c = begin; c < begin + kBoxes && c < kParts; ++c) {
-          ptx::store_box(map, shared + (c - begin) * kStagedBytes, 64 * c, at.token, at.head, at.b,
-                         at.end);
+          ptx::store_box(map, shared + (c - begin) * kStagedBytes, 64 * c, to.token, to.head, to.b,
+                         to.end);
         }
         ptx::bulk_commit();
       }
     } else {
-      const RowsTo at = to();
-      copy_staged_rows(shared, at.first + 64 * begin, stride, at.rows,
+      copy_staged_rows(shared, first_row() + 64 * begin, stride, to.rows,
                        min_of(cols - 64 * begin, 64 * kBoxes), opaque(lane));
     }
   }
