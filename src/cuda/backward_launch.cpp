@@ -190,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1))" +
           // NOTE: turns at D 64 would spill.
           asks_by_runs(*p.mask) && p.D <= 128 && p.Dv <= 128 &&
               (p.D > 64 || (has_maps(p) && !p.deterministic)) && options == ScoreOptions{} &&
-              wanted == BiasGradients{}};
+              wanted == BiasGradients{},
+          2};
 }
 
 void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& lse,

@@ -153,6 +153,7 @@ Source source_of(const KernelText& text, const DeviceMask& mask) {
   Source source;
   source.name = text.key + " for " + mask.type();
   if (text.quick) source.options = {"--ptxas-options=-O1"};
+  source.effort = text.effort;
   source.text = mask.definitions() + "namespace jali {\nusing M = " + mask.type() +
                 ";\nstatic_assert(sizeof(M) == " + std::to_string(mask.num_bytes()) + ");\n}\n" +
                 text.body();

@@ -25,6 +25,7 @@ struct KernelText {
   /// joined with a causal mask the forward 4 % more, a forward of D64 2 %, a backward of D256 3 %, one of
   /// D64 without maps 1 %.
   bool quick = false;
+  int effort = 0;  // of compiling it: maps 0, forwards 1, backwards 2
 };
 /// What is compiled.
 Source source_of(const KernelText& text, const DeviceMask& mask);

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <future>
 #include <map>
 #include <memory>
@@ -173,10 +174,25 @@ void compile_ahead(const Source& source, const std::string& arch) {
   ahead().start(key_of(source, arch), source, arch);
 }
 
+namespace {
+
+/// PERF: NVRTC reads one text after the other, for 0.05 to 0.1 s each, so that those that take longest come first: a
+/// backward waited 0.07 to 0.15 s for others.
+void compile_all_ahead(const std::vector<Source>& sources, const std::string& arch) {
+  if (sources.size() < 2) return;
+  std::vector<const Source*> order;
+  for (const Source& source : sources) order.push_back(&source);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Source* x, const Source* y) { return x->effort > y->effort; });
+  for (const Source* source : order) compile_ahead(*source, arch);
+}
+
+}  // namespace
+
 std::vector<Found> find_or_compile_all(const std::vector<Source>& sources,
                                        const std::string& arch) {
   std::vector<Found> all;
-  for (std::size_t n = 1; n < sources.size(); ++n) compile_ahead(sources[n], arch);
+  compile_all_ahead(sources, arch);
   for (const Source& source : sources) all.push_back(find_or_compile(source, arch));
   return all;
 }
@@ -196,7 +212,7 @@ const Kernel& find_kernel(std::string key, const char* name, int device, int sha
     Library* const library = libraries.get(arch + '\0' + key.substr(0, size), [&] {
       Library* loaded = nullptr;
       const std::vector<Source> sources = make_sources();
-      for (std::size_t n = 1; n < sources.size(); ++n) compile_ahead(sources[n], arch);
+      compile_all_ahead(sources, arch);
       const std::string cubin = find_or_compile(sources[0], arch).cubin;
       d.check(d.library_load(&loaded, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
               "loading a kernel");

@@ -32,7 +32,7 @@ void compile_ahead(const Source& source, const std::string& arch);
 /// The kernel `name` of a source on a device, loaded once per process and device with room for
 /// `shared_bytes` of dynamic shared memory. `key` stands for the source, which is made only when the
 /// kernel is not loaded yet: the first of `make_sources`. The others will be asked for soon: they are
-/// compiled ahead. Thread-safe; two threads never compile the same source.
+/// compiled at the same time. Thread-safe; two threads never compile the same source.
 const Kernel& find_kernel(std::string key, const char* name, int device, int shared_bytes,
                           const std::function<std::vector<Source>()>& make_sources);
 

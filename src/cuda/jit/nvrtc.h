@@ -11,6 +11,7 @@ struct Source {
   std::string name;  // shown in messages
   std::string text;
   std::vector<std::string> options;  // beside the architecture and the standard ones
+  int effort = 0;                    // those that take longer to compile have more
 };
 
 struct Compiled {

@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
 }  // namespace jali::cuda
 )";
             },
-            options == ScoreOptions{} && p.D > 64 && kind_of(p) <= MaskKind::kLight};
+            options == ScoreOptions{} && p.D > 64 && kind_of(p) <= MaskKind::kLight, 1};
   }
 
   void run(Call& call, const HeadView& out, const HeadView& lse) const override {
