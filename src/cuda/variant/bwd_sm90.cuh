@@ -190,9 +190,10 @@ struct Backward {
   // row tile.
   static constexpr bool kLooksLow = backward_scales_keys(kOptions, T::kDigits == 8);
   static constexpr i32 kLow = 16;
-  // Exponentials before dP is there. PERF: D 64 in row tiles of 128 1 to 2 % less time (of 64 not measured), D 128 1 %
-  // more, with softcap or dropout 4 %.
-  static constexpr bool kInOrder = kD <= 64 && !kCaps && !kOptions.dropout && !kOrdered;
+  // Exponentials before dP is there. PERF: D 64 in row tiles of 128 1 to 2 % less time (of 64 not measured), deterministic
+  // 4 % (under a mask 0, and some would spill), D 128 1 % more, with softcap or dropout 4 %.
+  static constexpr bool kInOrder =
+      kD <= 64 && !kCaps && !kOptions.dropout && !(kOrdered && (Tiles::kMasked || Scores::kAdds));
   static constexpr float kHiddenTanh = -1e15f;  // of no weight, and its slope is finite
 
   JALI_DEVICE static u32 ds_buffer(const Shared& sm, u32 buffer) {
@@ -561,7 +562,11 @@ struct Backward {
         if constexpr (kStagesBias) {
           bias(sm, warp).add_to(s, a, opaque(lane));
         } else if constexpr (kStartsAtAdded) {
-          added.add_to(s, a);
+          if constexpr (kMatrices && Scores::Added::kSlopes) {
+            added.start(s, a);
+          } else {
+            added.add_to(s, a);
+          }
         }
         if constexpr (kHides && kStartsHidden) hiding.hide_all(s, -infinity());
         Tiles::template start<kMatrices, !kOptions.dropout>(dp, sm.neg_delta(stage), lane);
