@@ -103,6 +103,23 @@ def test_dropout_of_one_cell_says_little_of_another(p: float) -> None:
     assert np.abs(others).max() < 6 / len(calls) ** 0.5
 
 
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_of_what_shares_calls(p: float) -> None:
+    """A call is for 1024 x 128 cells: what is kept of their rows and keys, weighted in any way, has the variance that
+    it would have with numbers of its own for each cell."""
+    L = 2048
+    rate = 1 - round(p * 32768) / 32768
+    kept = oracle.dropout_keeps(oracle.dropout_numbers(7, 1, 1, L, L), p)[0, 0]
+    cells = (kept - rate) / (rate * (1 - rate)) ** 0.5
+    for weights in np.ones(L), np.random.default_rng(0).random(L) ** 4:
+        norm = (weights**2).sum() ** 0.5
+        for sums in cells @ weights, weights @ cells:
+            assert abs((sums / norm).var() - 1) < 0.15
+    for apart in 1, 2, 7, 8, 16, 64, 128, 512:
+        assert abs((cells[:-apart] * cells[apart:]).sum()) < 6 * L
+        assert abs((cells[:, :-apart] * cells[:, apart:]).sum()) < 6 * L
+
+
 def test_classes() -> None:
     visible = np.zeros((5, 7), dtype=bool)
     visible[:2, :3] = True

@@ -38,7 +38,7 @@ static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows
       if (i % 8 / 2 * 2 != first) continue;
       if (i / 64 != block) {
         block = i / 64;
-        for (i32 n = 0; n < 4; ++n) calls[n] = dropout_call(seed, b, h, i, j0 + 2 * n);
+        for (i32 n = 0; n < 4; ++n) calls[n] = dropout_call_of_64(seed, b, h, i, j0 + 2 * n);
       }
       const u32 factor = kDropoutFactors[dropout_factor_of_row(i)];
       u32 words[kTileKeys / 2];  // by call, then by block of 8 keys

@@ -15,14 +15,14 @@ struct CellPlace {
   i32 line;  // the key in its tile
 };
 
-/// What dropout drops of a thread's cells in 64 rows. Pair k of elements, 2 k and 2 k + 1, are those of rows x (0, 1) of
-/// a block of 8 rows, k / 2, and of key + 8 (k % 2). kKeeps: DropoutRule::keeps.
+/// What dropout drops of a thread's cells, of its two keys and 64 rows. Pair k of elements, 2 k and 2 k + 1, are those of
+/// rows x (0, 1) of a block of 8 rows, k / 2, and of key + 8 (k % 2). kKeeps: DropoutRule::keeps.
 template <bool kKeeps>
 struct Dropped {
   DropoutLine keys[2];  // times what makes this thread's numbers the upper halves of words
 
-  /// For the 64 rows of which at.row is one of the first 8. PERF: each thread for itself; that 16 do the same at the
-  /// same time takes no more time than numbers that the loader draws for all.
+  /// For the kDropoutRows that at.row is one of; shift() is to follow. PERF: each thread for itself; that 16 do the same
+  /// at the same time takes no more time than words that the loader draws for all.
   JALI_DEVICE void draw(u64 seed, const CellPlace& at) {
     const Philox numbers = dropout_call(seed, at.f.b, at.f.h, at.row, at.key);
     const u32 unit = at.key & 1 ? 1 : 0x10000;
@@ -32,6 +32,10 @@ struct Dropped {
           DropoutLine::of_keys(numbers, kDropoutFactors[dropout_factor_of_key(at.key + 8 * e)]);
       keys[e] = {line.times * unit, line.plus * unit};
     }
+  }
+  /// To those 64 rows that have this dropout_shift(), from those that have none.
+  JALI_DEVICE void shift(u32 by) {
+    for (DropoutLine& line : keys) line = line.shifted(by);
   }
   /// What there is of it, to be kept elsewhere.
   using Words = u32[4];

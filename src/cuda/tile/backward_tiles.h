@@ -134,6 +134,7 @@ struct BackwardTiles {
   static constexpr i32 kFirst = 1, kPartial = 2;  // the first of a key tile; some cells are hidden
   static constexpr i32 kEnd = 4;                  // there is none
   static constexpr i32 kMore = 8;                 // another one of the key tile surely follows
+  static constexpr i32 kDraws = 32;  // dropout: Philox was not called for its rows and head yet
   struct alignas(32) Note {
     i32 flags, number;  // of the row tile among all (dq_sum)
     i32 row, h;         // its first row, its query head
@@ -550,9 +551,15 @@ struct BackwardTiles {
                         kNotesHead ? Scores::template of_head<kStagesBias>(a, f) : 0};
         loader.prepare(head);
         const bool last_head = f.h == item.f.h + a.seq.group - 1;
+        i32 drawn = -1;  // the rows that the last call was for
         auto visit = [&](i32 t, bool partial, bool more, bool last) {
           if (!kPair && last && last_head) take_next();
-          const i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0) | (more ? kMore : 0);
+          i32 flags = (first ? kFirst : 0) | (partial ? kPartial : 0) | (more ? kMore : 0);
+          if constexpr (kOptions.dropout) {
+            const i32 rows = t * kRows / static_cast<i32>(kDropoutRows);
+            if (rows != drawn) flags |= kDraws;
+            drawn = rows;
+          }
           const volatile Head& at = loader.notes->head;
           i32 turn = at.key_tile;
           if (kDown) {

@@ -523,8 +523,8 @@ struct ForwardTiles {
     const bool draws = (!kTurns || finder_warp() == n % kFinders) && call < kShape.calls();
     Philox x;
     if (draws) {
-      x = dropout_call(*a.scores.seed, t.f.b, t.f.h, t.row + 64 * wg + call % 16 / 4 * 2,
-                       key + call % 4 * 2);
+      x = dropout_call_of_64(*a.scores.seed, t.f.b, t.f.h, t.row + 64 * wg + call % 16 / 4 * 2,
+                             key + call % 4 * 2);
     }
     wait_for_room(sm, n);
     if (draws) store_array(sm.drawn(n, wg) + call % 16 * kShape.kCallBytes, x.word);

@@ -22,7 +22,7 @@
 //           if kOrdered, in the order of the key tiles, by a counter per row tile.
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
 // Options   what is added to scores is what S' starts at (else: kStartsAtAdded), loaded beside dK of the
-//           step before, as dropout is drawn there; a bias over rows and keys, if it can be copied eight keys at a time,
+//           step before; dropout draws once for many row tiles; a bias over rows and keys, if it can be copied eight keys at a time,
 //           a warp copies for itself, as soon as it has used that of the row tile before; a bias of keys it
 //           brings to shared memory once a head, from where exponents add it; softcap's slopes
 //           go into P as soon as that is rounded, and its scores by a polynomial where LSE says that they may
@@ -32,7 +32,7 @@
 //           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
 //           tiles, 4 KB each; a bias over rows and keys, [8 warps][rows][16 keys], or of keys, [8 warps][8][2],
 //           keys n and n + 8 side by side; notes; ones, by which dS is multiplied for the gradient of a bias of
-//           keys; what dropout drops of row tiles of 128. 222 KB at D 128, with a bias 226. Where a bias over rows and
+//           keys; what dropout drew. 222 KB at D 128, with a bias 226. Where a bias over rows and
 //           keys leaves no place for dQ (kDqAtDs), that goes by way of the dS that it was made from.
 // Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
 //           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
@@ -88,9 +88,9 @@ JALI_HD constexpr i32 backward_rows(i32 D, i32 Dv, const ScoreOptions& options,
 JALI_HD constexpr i32 backward_bias_bytes(const ScoreOptions& options, i32 rows) {
   return adds_of_keys(options) ? 8 * rows : options.bias_eights ? 2 * rows * 128 : 0;
 }
-/// The same for what dropout drops, if row tiles are of so many rows: a tile::Dropped for 64 rows and each thread.
-JALI_HD constexpr i32 backward_dropped_bytes(const ScoreOptions& options, i32 rows) {
-  return options.dropout && rows == 128 ? 2 * 256 * 16 : 0;
+/// The same for what dropout drops: a tile::Dropped of each thread.
+JALI_HD constexpr i32 backward_dropped_bytes(const ScoreOptions& options) {
+  return options.dropout ? 256 * 16 : 0;
 }
 /// Whether dQ goes by way of the place of the dS that it was made from. PERF: only where there is no other place, since
 /// each warpgroup then waits for the other one: 1.04 to 1.10 of the time.
@@ -106,7 +106,7 @@ JALI_HD constexpr BackwardTile backward_tile(i32 D, i32 Dv, const ScoreOptions& 
                     + (backward_dq_at_ds(options, rows) ? 0 : 4 * rows * dim)  // dQ
                     + (rows == 128 ? 64 * rows + 1024 : 16 * rows)             // statistics; ones
                     + kBackwardCellSlots<keys> * rows * keys / 8 + kBackwardNotesBytes +
-                    backward_bias_bytes(options, rows) + backward_dropped_bytes(options, rows);
+                    backward_bias_bytes(options, rows) + backward_dropped_bytes(options);
   const i32 stages = backward_row_stages(bytes);
   const i32 shared = bytes + stages * kBackwardRowBytes;
   return {rows, keys, rows * dim, stages, shared, 384, 40, 232};
@@ -141,7 +141,7 @@ struct Backward {
   static_assert(!kDqAtDs || !kOrdered, "a warp that adds in turns knows of no dS");
   static constexpr i32 kBiasAt = 2 * kDsBytes + (kDqAtDs ? 0 : kTile.dq_floats * 4);
   static constexpr i32 kDroppedAt = kBiasAt + backward_bias_bytes(kOptions, kRows);
-  static constexpr i32 kOwnBytes = kDroppedAt + backward_dropped_bytes(kOptions, kRows);
+  static constexpr i32 kOwnBytes = kDroppedAt + backward_dropped_bytes(kOptions);
   using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kOwnBytes, kTile.row_stages, M,
                                     kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
   static constexpr bool kStagesBias = Tiles::kStagesBias;
@@ -181,11 +181,10 @@ struct Backward {
   // read less: 0.95 of the time. A bias without a gradient 1.00, dropout 1.02.
   static constexpr bool kHoldsKeys = kRows == 64 && kD <= 64 && kDv <= 64 && kWanted.per_cell();
   // In row tiles of 128 tanh alone comes before dP, since P and weights times slopes would not both fit the registers;
-  // what dropout drops is drawn to shared memory. PERF: what is needed of it, and of statistics, is loaded for so many
-  // pairs of a thread's cells at once; ptxas would load all of it, and spill.
+  // what dropout drops is loaded when dP is there. PERF: what is needed of statistics is loaded for so many pairs of a
+  // thread's cells at once; ptxas would load all of it, and spill.
   static constexpr bool kWeighsLate = kCaps && kRows == 128;
-  static constexpr bool kKeepsDrawn = kOptions.dropout && kRows == 128;
-  static constexpr i32 kLoadsLate = kWeighsLate ? 4 : kKeepsDrawn ? 2 : 0;
+  static constexpr i32 kLoadsLate = kWeighsLate ? 4 : kOptions.dropout && kRows == 128 ? 2 : 0;
   // Low scores have steps of their own, since a branch while WGMMAs are in flight is dear. kLow: beside the flags of a
   // row tile.
   static constexpr bool kLooksLow = backward_scales_keys(kOptions, T::kDigits == 8);
@@ -259,9 +258,20 @@ struct Backward {
     // two keys'.
     float key_sums[4] = {0, 0, 0, 0};
     tile::Dropped<kOptions.keeps> dropped;  // of 64 rows
-    /// kKeepsDrawn: where those of this thread's n-th 64 rows are.
-    JALI_DEVICE u32 drawn(i32 n) const {
-      return sm.rest() + kDroppedAt + n * 4096 + opaque(warp) * 512 + opaque(lane) * 16;
+    /// Where that of this thread is, before it is shifted.
+    JALI_DEVICE u32 drawn() const {
+      return sm.rest() + kDroppedAt + opaque(warp) * 512 + opaque(lane) * 16;
+    }
+    /// Dropout: calls Philox for the row tile that the block is at, and others of its head.
+    JALI_DEVICE void draw() {
+      dropped.draw(*a.scores.seed, place());
+      store_array(drawn(), dropped.words());
+    }
+    /// For the n-th 64 rows of the row tile. PERF: opaque, or D 64 would spill.
+    JALI_DEVICE void load_dropped(i32 n) {
+      const i32 row = notes->note[opaque(steps()) % Tiles::kNoteSlots].row;
+      load_array(drawn(), dropped.words());
+      dropped.shift(dropout_shift(row + 64 * n));
     }
     typename Scores::Added added;  // to the scores of the row tile that comes next
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
@@ -314,36 +324,16 @@ struct Backward {
       add_if(to + 8, Scores::gradient(key_sums[2], a), adds & at.key + 8 < at.f.num_keys);
       for (float& x : key_sums) x = 0;
     }
-    static constexpr bool kPrepares = kStartsAtAdded || kOptions.dropout;
-    static constexpr bool kPreparesNext = kPrepares && !kStagesBias;  // by row and head
-    static constexpr bool kLooksAhead = kOptions.dropout;  // PERF: others have no register for it
-    /// What is known early of the row tile that comes next. PERF: memory answers late.
-    struct Next {
-      tile::CellPlace at;
-      u64 seed;
-    };
-    JALI_DEVICE void look_ahead(Next& next) {
+    static constexpr bool kPreparesNext = kStartsAtAdded && !kStagesBias;  // by row and head
+    /// Begins to load what is added in the row tile whose row and head are given.
+    JALI_DEVICE void prepare(i32 row, i32 h) {
       const Item& item = notes->item[(items() - 1) % 4];
-      next.at = Tiles::place(item, Note{}, first_key(), lane);
-      if constexpr (kOptions.dropout) next.seed = *a.scores.seed;
-    }
-    /// Begins to load or draw what the row tile needs whose row and head are given.
-    JALI_DEVICE void prepare(Next& next, i32 row, i32 h) {
-      next.at.row += row;
-      next.at.f.h = h;
-      if constexpr (kStartsAtAdded) {
-        added.load(a, next.at, opaque(lane));
-        // PERF: D 128 0.99 of the time with slopes from global memory.
-        if constexpr (kOptions.alibi) added.slope = Tiles::slope_of_note(sm, steps());
-      }
-      if constexpr (kOptions.dropout) {
-#pragma unroll
-        for (i32 n = 0; n < kRows / 64; ++n) {
-          dropped.draw(next.seed, next.at);
-          if constexpr (kKeepsDrawn) store_array(drawn(n), dropped.words());
-          next.at.row += 64;
-        }
-      }
+      tile::CellPlace at = Tiles::place(item, Note{}, first_key(), lane);
+      at.row += row;
+      at.f.h = h;
+      added.load(a, at, opaque(lane));
+      // PERF: D 128 0.99 of the time with slopes from global memory.
+      if constexpr (kOptions.alibi) added.slope = Tiles::slope_of_note(sm, steps());
     }
     /// kAddsKeys: what is added to exponents of this thread's two keys, in shared memory.
     JALI_DEVICE u32 of_keys() const {
@@ -363,12 +353,11 @@ struct Backward {
       if constexpr (Scores::kAddsKeys) load_of_keys();
       if constexpr (kStagesBias) {
         copy_bias(steps(), true);
-      } else if constexpr (kPrepares) {
-        Next next;
-        look_ahead(next);
+      } else if constexpr (kStartsAtAdded) {
         const Note& note = notes->note[steps() % Tiles::kNoteSlots];
-        prepare(next, note.row, note.h);
+        prepare(note.row, note.h);
       }
+      if constexpr (kOptions.dropout) draw();
     }
     /// kStagesBias: that of row tile number n, which is of this key tile, if `condition`.
     JALI_DEVICE void copy_bias(u32 n, bool condition) {
@@ -479,14 +468,14 @@ struct Backward {
     /// dP - delta to dS, and both P and dS to operands: k16 step t is words 4 t to 4 t + 3. kCaps: s
     /// has slopes in it, and P is rounded, or kWeighsLate: s has tanh; dropout: dP comes without delta.
     JALI_DEVICE void differentiate() {
-      const i32 lane = kWeighsLate ? opaque(this->lane) : this->lane;  // PERF: or it would spill
+      const i32 lane = kRows == 128 ? opaque(this->lane) : this->lane;  // PERF: or it would spill
       const u32 statistics = sm.neg_lse(steps() % kStages) + (lane & 3) * 8;
 #pragma unroll
       for (i32 n = 0; n < kRows / 4; ++n) {
         float (&d)[2] = reinterpret_cast<float (&)[2]>(dp[2 * n]);
         float (&w)[2] = reinterpret_cast<float (&)[2]>(s[2 * n]);
         if constexpr (kOptions.dropout) {
-          if (kKeepsDrawn && n % 16 == 0) load_array(drawn(n / 16), dropped.words());
+          if (kRows == 128 && n % 16 == 0) load_dropped(n / 16);
           float delta[2];
           load_pair(statistics + kStages * Tiles::kStatPlace + n / 2 * 32, delta[0], delta[1]);
 #pragma unroll
@@ -596,6 +585,7 @@ struct Backward {
       }
       if constexpr (!kNothing) weigh<kHides, kIsLow>(hiding);
       if constexpr (!kNothing) {
+        if constexpr (kOptions.dropout && kRows == 64) load_dropped(0);  // PERF: beside dP
         wgmma_wait<0>();
         tie(dp);
       }
@@ -645,8 +635,6 @@ struct Backward {
         wgmma_commit();
       }
       counts += 4;
-      Next next;
-      if constexpr (kLooksAhead) look_ahead(next);
       wgmma_wait<kNothing ? 0 : 1>();
       tie(dq());
       send_dq(last_buffer, due, steps() - (due ? 2 : 1), Turns::kNone);
@@ -656,9 +644,8 @@ struct Backward {
         i32 row, h;
         Tiles::next_note(sm, steps(), flags, number, row, h);
         if constexpr (kPreparesNext) {
-          if constexpr (!kLooksAhead) look_ahead(next);
           if (flags & Tiles::kEnd) row = h = 0;
-          prepare(next, row, h);
+          prepare(row, h);
         }
       }
       look_at_lse(!(flags & (Tiles::kFirst | Tiles::kEnd)));
@@ -682,6 +669,9 @@ struct Backward {
         number = early[1];
         i32 row, h;
         if (!more) Tiles::next_note(sm, steps(), flags, number, row, h);
+      }
+      if constexpr (kOptions.dropout) {
+        if ((flags & (Tiles::kDraws | Tiles::kFirst | Tiles::kEnd)) == Tiles::kDraws) draw();
       }
       if constexpr (Scores::kAddsKeys) {
         if (a.seq.group > 1 && !(flags & (Tiles::kFirst | Tiles::kEnd))) load_of_keys();

@@ -227,7 +227,10 @@ struct BackwardWide {
     JALI_DEVICE tile::CellPlace place() { return Tiles::place(item(), note(), warp * 16, lane); }
     /// Value side: draws the numbers of dropout for the row tile.
     JALI_DEVICE void draw() {
-      if constexpr (kOptions.dropout) dropped.draw(*a.scores.seed, place());
+      if constexpr (kOptions.dropout) {
+        dropped.draw(*a.scores.seed, place());
+        dropped.shift(dropout_shift(note().row));
+      }
     }
     // Between the four words of a thread. kOverlays: those of a warp lie where its dS comes to.
     static constexpr i32 kWordStride = kOverlays ? 512 : 2048;
