@@ -40,6 +40,19 @@ def check(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("D", [40, 64, 128, 256])
+def test_dropout_of_thousands_of_rows(D: int, deterministic: bool) -> None:
+    """A backward draws again where the rows of a call end, every 1024, and for each head of a group."""
+    rows, keys = 1200, 1300
+    everything = torch.ones(1, Hq, rows, keys, dtype=torch.bool)
+    for mask, visible in ((None, everything), (jali.CausalMask(), everything.tril(keys - rows))):
+        check_attention(
+            mask, visible, Hkv=Hkv, D=D, dtype=torch.bfloat16, device="cuda",
+            options={"dropout_p": 0.3, "seed": 5}, deterministic=deterministic,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("D", [40, 64, 128, 256])
 @pytest.mark.parametrize("shape", BIASES, ids=str)
 def test_every_shape_of_a_bias(shape: tuple, D: int) -> None:
