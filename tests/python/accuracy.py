@@ -20,7 +20,8 @@ second ref, 1 in 500 in fp32; 1 in 3,000 in fp32 the third.
 On a GPU P is rounded as exp(S - m), m near the row's maximum. Where a result breaks the rule (1 in
 2,000 problems), outputs whose P was rounded at other places between powers of two are refs, too,
 and what the formula makes of them, but their errors count once, not twice. Unless cells are few:
-then they count twice, and what the formula makes of them in 16 bits does, too.
+then they count twice, and what the formula makes of them in 16 bits does, too, also from dS that
+was rounded before it was multiplied by what kept weights are.
 """
 
 from __future__ import annotations
@@ -228,30 +229,36 @@ def rounded_elsewhere(
         for dtype in dtypes:
             grads = grads_from_stored(truth, inputs, dout, dlse, exact | {"out": out}, dtype=dtype)
             found.append(grads)
+    if few_cells and inputs.get("dropout_p"):
+        kept = 1 - inputs["dropout_p"]
+        found.append(
+            grads_from_stored(truth, inputs, dout, dlse, exact, dtype=dout.dtype, times=kept)
+        )
     return found
 
 
 def grads_from_stored(
     truth: Run, inputs: dict[str, Any], dout: Tensor, dlse: Tensor | None, exact: dict[str, Tensor],
-    delta_error: float = 0, norm: int = 1, dtype: torch.dtype = torch.float32,
+    delta_error: float = 0, norm: int = 1, dtype: torch.dtype = torch.float32, times: float = 1,
 ) -> dict[str, Tensor]:  # fmt: skip
     """All gradients but dv by the formula of a flash backward, in plain PyTorch in `dtype`, from
     what an exact forward stores: the output rounded to its dtype and LSE to fp32. delta is off by
-    delta_error times the norm of the terms dout · out."""
+    delta_error times the norm of the terms dout · out. times: what gradients are multiplied by
+    until they are there."""
     lse = exact["lse"].detach().float()
     terms = dout.float() * exact["out"].detach().to(dout.dtype).float()
     delta = terms.sum(-1) + delta_error * terms.norm(norm, dim=-1)
     delta = delta if lse.dim() == 3 else delta.mT  # varlen: [Tq, Hq] to [Hq, Tq]
     dlse = -delta if dlse is None else dlse.float() - delta
     # dS = P (dP - delta + dlse): autograd's, when delta is a gradient of the sums of P.
-    grads = run_with_grads(partial(truth, lse=lse), inputs, dout, dlse, dtype)
+    grads = run_with_grads(partial(truth, lse=lse), inputs, dout, dlse, dtype, times)
     differing = grads.keys() - {"out", "lse", "dv"}
     return {name: grads[name].to(inputs[name[1:]].dtype) for name in differing}
 
 
 def run_with_grads(
     run: Run, inputs: dict[str, Any], dout: Tensor, dlse: Tensor | None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, times: float = 1,
 ) -> dict[str, Tensor]:  # fmt: skip
     """out, lse and the gradient of every learnt input, computed in `dtype` (None: as given)."""
     inputs = {
@@ -264,8 +271,8 @@ def run_with_grads(
     loss = (out * dout.to(out.dtype)).sum(dtype=lse.dtype)
     if dlse is not None:  # rows that see nothing have no gradient
         loss = loss + (lse.masked_fill(lse == -torch.inf, 0) * dlse.to(lse.dtype)).sum()
-    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    grads = torch.autograd.grad(loss * times, list(leaves.values()), allow_unused=True)
     return {"out": out, "lse": lse} | {
-        "d" + name: torch.zeros_like(leaves[name]) if grad is None else grad
+        "d" + name: torch.zeros_like(leaves[name]) if grad is None else grad / times
         for name, grad in zip(leaves, grads, strict=True)
     }
