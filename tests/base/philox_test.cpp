@@ -27,25 +27,30 @@ TEST(published_answers_of_philox4x32_7) {
 }
 
 TEST(numbers_of_a_call) {
-  // Rows 5 and 12 of a block of 64 have factors 1 and 2, keys 16 and 41 of a block of 128 factors 2 and 5.
+  // Rows 5 and 12 of a block of 64 have factors 1 and 2, keys 16 and 41 of a block of 128 factors 2 and 5; rows from 192
+  // on of a call's 1024 have shift 3.
   const u64 seed = 0x123456789abcdef0;
   const Philox x = philox4x32_7(seed, 4 * 3 + 0, 4 * 2 + 2, 7, 1);
   auto word = [&](u32 e, u32 f) {
     return x.word[0] * e * f + x.word[1] * e + x.word[2] * f + x.word[3];
   };
   const u32* const factors = kDropoutFactors;
-  CHECK_EQ(dropout_number(seed, 1, 7, 128 + 5, 384 + 16), word(factors[2], factors[1]) & 0x7fff);
-  CHECK_EQ(dropout_number(seed, 1, 7, 128 + 12, 384 + 41),
-           word(factors[5], factors[2]) >> 16 & 0x7fff);
+  const u32 row = 2048 + 192, shift = kDropoutShifts[3];
+  CHECK_EQ(dropout_number(seed, 1, 7, row + 5, 384 + 16),
+           word(factors[2], factors[1] + shift) & 0x7fff);
+  CHECK_EQ(dropout_number(seed, 1, 7, row + 12, 384 + 41),
+           word(factors[5], factors[2] + shift) >> 16 & 0x7fff);
   // By keys, as the backward has them, it is the same.
-  CHECK_EQ(DropoutLine::of_keys(x, factors[5]).word(factors[2]), word(factors[5], factors[2]));
+  const DropoutLine keys = DropoutLine::of_keys(x, factors[5]).shifted(shift);
+  CHECK_EQ(keys.word(factors[2]), word(factors[5], factors[2] + shift));
   for (int n = 0; n < 16; ++n) {
     CHECK_EQ(factors[n] % 16, u32(n));
+    CHECK_EQ(kDropoutShifts[n] % 256, u32(16 * n));
   }
 }
 
 /// Over many calls: how often a cell is dropped, and two of a call together, against what chance would make of it.
-TEST(cells_of_a_call_are_independent) {
+void check_cells_of_a_call(bool far) {
   const int cells = 512, calls = 20000;
   for (double p : {0.1, 0.5}) {
     const u32 limit = dropout_threshold(p);
@@ -55,7 +60,8 @@ TEST(cells_of_a_call_are_independent) {
       std::vector<bool> dropped;
       for (u32 row = 0; row < 16; ++row) {
         for (u32 key = 0; key < 32; ++key) {
-          const u32 i = 64 * n + row / 2 * 8 + row % 2, j = key / 2 * 8 + key % 2;
+          const u32 i = far ? 1024 * n + 64 * row : 64 * n + row / 2 * 8 + row % 2;
+          const u32 j = key / 2 * 8 + key % 2;
           dropped.push_back(dropout_number(5, 0, 0, i, j) < limit);
         }
       }
@@ -79,6 +85,9 @@ TEST(cells_of_a_call_are_independent) {
     CHECK(std::abs(squares / calls / (cells * p * (1 - p)) - 1) < 0.05);
   }
 }
+
+TEST(cells_of_64_rows_are_independent) { check_cells_of_a_call(false); }
+TEST(cells_of_rows_64_apart_are_independent) { check_cells_of_a_call(true); }
 
 TEST(threshold_rule_and_scale) {
   CHECK_EQ(dropout_threshold(0), 0u);

@@ -43,7 +43,8 @@ def check(
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("D", [40, 64, 128, 256])
 def test_dropout_of_thousands_of_rows(D: int, deterministic: bool) -> None:
-    """A backward draws again where the rows of a call end, every 1024, and for each head of a group."""
+    """A backward draws again where the rows of a call end, every 1024, and for each head of a
+    group."""
     rows, keys = 1200, 1300
     everything = torch.ones(1, Hq, rows, keys, dtype=torch.bool)
     for mask, visible in ((None, everything), (jali.CausalMask(), everything.tril(keys - rows))):

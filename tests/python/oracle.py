@@ -354,7 +354,8 @@ def dropout_numbers(seed: int, B: int, H: int, Lq: int, Lk: int, first_b: int = 
     b, h, i, j = np.meshgrid(*map(np.arange, (B, H, 4 * rows, 4 * keys)), indexing="ij")
     counter = np.stack([j, i, h, b + first_b], axis=-1)
     words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)).astype(np.uint32)
-    # [B, H, block of rows, row pair of 8, block of keys, key pair of 8, 64 rows, 8 rows, row parity, 8 keys]
+    # [B, H, block of rows, row pair of 8, block of keys, key pair of 8, 64 rows, 8 rows, row
+    # parity, 8 keys]
     x = words.reshape(B, H, rows, 4, keys, 4, 1, 1, 1, 1, 4)
     of_keys = PI[:16] // 16 * 16 + np.arange(16, dtype=np.uint32)
     of_blocks = PI[16:] // 256 * 256 + np.arange(0, 256, 16, dtype=np.uint32)

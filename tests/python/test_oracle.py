@@ -105,8 +105,8 @@ def test_dropout_of_one_cell_says_little_of_another(p: float) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_dropout_of_what_shares_calls(p: float) -> None:
-    """A call is for 1024 x 128 cells: what is kept of their rows and keys, weighted in any way, has the variance that
-    it would have with numbers of its own for each cell."""
+    """A call is for 1024 x 128 cells: what is kept of their rows and keys, weighted in any way, has
+    the variance that it would have with numbers of its own for each cell."""
     L = 2048
     rate = 1 - round(p * 32768) / 32768
     kept = oracle.dropout_keeps(oracle.dropout_numbers(7, 1, 1, L, L), p)[0, 0]
