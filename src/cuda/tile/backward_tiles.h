@@ -38,12 +38,12 @@ struct IsUneven {
 /// T: BF16 or FP16. kRows, kKeys: of a tile. kRestBytes: of the variant's own memory, after K, V and
 /// two stages of Q and dO (1024-aligned). kRowStages: of BackwardTile. M: the mask. kOrdered: the sums
 /// of dq are made in the order of the key tiles, so that they are the same every time. kOptions: of
-/// the scores. kWanted: gradients of biases. kForcesMap: no tile is classified as it comes. kPair: the two
-/// blocks of a cluster share key tiles of 2 kKeys, and each owns half of the keys, its item's from `key` on. All
-/// matrices lie as [dim / 64][rows][64] under the 128-byte swizzle.
+/// the scores. kWanted: gradients of biases. kFillsOnce: q_full is o_full, too. kForcesMap: no tile is
+/// classified as it comes. kPair: the two blocks of a cluster share key tiles of 2 kKeys, and each owns half of the
+/// keys, its item's from `key` on. All matrices lie as [dim / 64][rows][64] under the 128-byte swizzle.
 template <class T, i32 kD, i32 kDv, i32 kRows, i32 kKeys, i32 kRestBytes, i32 kRowStages, class M,
           bool kOrdered, cuda::ScoreOptions kOptions, cuda::BiasGradients kWanted, bool kMatrices,
-          bool kForcesMap, bool kPair = false>
+          bool kFillsOnce, bool kForcesMap, bool kPair = false>
 struct BackwardTiles {
   static constexpr i32 kStages = 2;
   static constexpr i32 kOStages = kPair ? 1 : kStages;
@@ -192,7 +192,9 @@ struct BackwardTiles {
     JALI_DEVICE u32 k_empty() const { return barrier(2); }
     JALI_DEVICE u32 v_empty() const { return barrier(3); }
     JALI_DEVICE u32 q_full(u32 stage) const { return barrier(4 + stage); }
-    JALI_DEVICE u32 o_full(u32 stage) const { return barrier(6 + (kPair ? 0 : stage)); }
+    JALI_DEVICE u32 o_full(u32 stage) const {
+      return kFillsOnce ? q_full(stage) : barrier(6 + (kPair ? 0 : stage));
+    }
     JALI_DEVICE u32 o_empty() const { return barrier(7); }  // kPair
     // kPair: of the other block's K the two halves with the columns of dQ that this block adds; 1024-aligned.
     JALI_DEVICE u32 peer_k() const { return base + kStats - 2 * kKHalf; }
@@ -231,8 +233,8 @@ struct BackwardTiles {
       if (kFinds) barrier_init(sm.cells_full(n), kFinders);
     }
     for (i32 n = 0; n < kStages; ++n) {
-      barrier_init(sm.q_full(n), 1);
-      if (n < kOStages) barrier_init(sm.o_full(n), 1);
+      barrier_init(sm.q_full(n), kFillsOnce ? 2 : 1);
+      if (!kFillsOnce && n < kOStages) barrier_init(sm.o_full(n), 1);
       barrier_init(sm.rows_empty(n), kConsumerWarps);
     }
     if constexpr (kPair) {

@@ -22,11 +22,13 @@
 //           if kOrdered, in the order of the key tiles, by a counter per row tile.
 //           PERF: dQ of the last step before dK of this one, so that it leaves beside dK: +13 %.
 // Options   what is added to scores is what S' starts at (else: kStartsAtAdded), loaded beside dK of the
-//           step before; dropout draws once for many row tiles; a bias over rows and keys, if it can be copied eight keys at a time,
-//           a warp copies for itself, as soon as it has used that of the row tile before; a bias of keys it
-//           brings to shared memory once a head, from where exponents add it; softcap's slopes
-//           go into P as soon as that is rounded, and its scores by a polynomial where LSE says that they may
-//           (LowScores). What each costs: docs/performance.md.
+//           step before; dropout draws once for many row tiles; a bias over rows and keys, if it can be
+//           copied eight keys at a time, a warp copies for itself, as soon as it has used that of the row tile
+//           before; a bias of keys it brings to shared memory once a head, from where exponents add it;
+//           softcap's slopes go into P as soon as that is rounded, and its scores by a polynomial where LSE says
+//           that they may (LowScores). What each costs: docs/performance.md.
+// Turns     kAlternates: the warpgroups multiply one after the other, S and dP of the first one, of the second
+//           one, dV and dQ of the first, of the second; dK goes with what comes next.
 // Shared    K, V; Q, dO 2 stages each, all as [dim / 64][rows][64] under the 128-byte swizzle; dS 2
 //           buffers [rows / 64][128 keys][64]; dQ, by way of whose place dk and dv go, too; statistics
 //           of 2 stages (at D 64 as matrices, which the tensor cores add); cells; up to 6 stages of row
@@ -34,12 +36,13 @@
 //           keys n and n + 8 side by side; notes; ones, by which dS is multiplied for the gradient of a bias of
 //           keys; what dropout drew. 222 KB at D 128, with a bias 226. Where a bias over rows and
 //           keys leaves no place for dQ (kDqAtDs), that goes by way of the dS that it was made from.
-// Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes; k_empty,
-//           v_empty, rows_empty: one arrival a consumer warp (8), when the tensor cores have read K,
-//           V, Q and dO; ds_full, ds_empty: one a consumer warp (8); kDqAtDs: ds_empty when dQ was read from there, a
-//           step later. Where cells are looked up, cells_full and note_empty: one a finder warp (2), of every row
-//           tile; else added_full: one a consumer warp (8), added_empty: 1. kOrdered: staged_full as added_full, that
-//           is 1 then; staged_empty: 1, and one more of note_empty, by the warp that adds.
+// Barriers  note_full: 1, by the loader; k_full, v_full, q_full, o_full: 1 arrival + bytes (kAlternates: 2 of
+//           q_full, which is o_full, too); k_empty, v_empty, rows_empty: one arrival a consumer warp (8), when
+//           the tensor cores have read K, V, Q and dO; ds_full, ds_empty: one a consumer warp (8); kDqAtDs:
+//           ds_empty when dQ was read from there, a step later. Where cells are looked up, cells_full and
+//           note_empty: one a finder warp (2), of every row tile; else added_full: one a consumer warp (8),
+//           added_empty: 1. kOrdered: staged_full as added_full, that is 1 then; staged_empty: 1, and one more of
+//           note_empty, by the warp that adds.
 // Here      for host and kernel: what fits, backward_rows, backward_tile; Backward: what options and masks leave of a
 //           step; Consumer, in this order: products; what is prepared for the next row tile; look_at_lse; weigh,
 //           differentiate, share_ds, send_dq; step, step_partial, run_item. Warpgroup 0 is in tile/backward_tiles.h.
@@ -142,8 +145,15 @@ struct Backward {
   static constexpr i32 kBiasAt = 2 * kDsBytes + (kDqAtDs ? 0 : kTile.dq_floats * 4);
   static constexpr i32 kDroppedAt = kBiasAt + backward_bias_bytes(kOptions, kRows);
   static constexpr i32 kOwnBytes = kDroppedAt + backward_dropped_bytes(kOptions);
-  using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kOwnBytes, kTile.row_stages, M,
-                                    kOrdered, kOptions, kWanted, kMatrices, kForcesMap>;
+  static constexpr bool kCaps = caps_products(kOptions);
+  // Whether the warpgroups take turns, and await Q and dO at once. PERF: else both multiply slowly at the same time, and
+  // compute at the same time. D 128 softcap 0.96 of the time, dropout 0.95; D 64 0.975, softcap 0.97, dropout 0.98,
+  // ALiBi 0.99, a bias of keys 1.00, its gradient 0.98, but one over rows and keys 1.03; D 128 without an option 1.01.
+  static constexpr bool kAlternates =
+      kCaps || kOptions.dropout || (kD <= 64 && kOptions.bias == BiasType::kNone);
+  using Tiles =
+      tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kOwnBytes, kTile.row_stages, M, kOrdered,
+                          kOptions, kWanted, kMatrices, kAlternates, kForcesMap>;
   static constexpr bool kStagesBias = Tiles::kStagesBias;
   using Rows = typename Tiles::Rows;
   using Turns = typename Tiles::Turns;
@@ -176,7 +186,6 @@ struct Backward {
   static constexpr bool kReadsEarly = kSpares && !kTurnGroup;
   static_assert(Tiles::kSends == kOrdered, "consumers know no turns");
   static_assert(tile::kStagedBytes <= kDqBytes, "dk and dv go by way of a warp's dQ");
-  static constexpr bool kCaps = caps_products(kOptions);
   // K and V are left operands from registers, too, of which at D 64 row tiles of 64 leave enough. PERF: shared memory is
   // read less: 0.95 of the time. A bias without a gradient 1.00, dropout 1.02.
   static constexpr bool kHoldsKeys = kRows == 64 && kD <= 64 && kDv <= 64 && kWanted.per_cell();
@@ -529,6 +538,19 @@ struct Backward {
       }
     }
 
+    // Of the named barriers from 3 on each says that a warpgroup may begin a phase: S and dP, or dV and dQ.
+    enum Phase : i32 { kScores, kGradients };
+    static constexpr i32 may_begin(i32 phase, i32 warpgroup) { return 3 + 2 * phase + warpgroup; }
+    template <Phase kPhase>
+    JALI_DEVICE void await_cores() {
+      if constexpr (kAlternates) named_sync(may_begin(kPhase, wg()), 256);
+    }
+    template <Phase kPhase>
+    JALI_DEVICE void leave_cores() {
+      if constexpr (kAlternates) {
+        named_arrive(wg() == 0 ? may_begin(kPhase, 1) : may_begin(1 - kPhase, 0), 256);
+      }
+    }
     /// One row tile. kSees: what the warpgroup's keys see of it: all; some, with kSkips what `hiding` says;
     /// or nothing, then dS is zero, and dQ of the last step all there is to multiply. PERF: a template, since a
     /// branch while WGMMAs are in flight is dear. The first of a key tile multiplies a dQ as well, but
@@ -544,7 +566,7 @@ struct Backward {
       const bool more = flags & Tiles::kMore;
       u32 early[2] = {0, 0};  // flags and number of the next row tile
       barrier_wait(sm.q_full(stage), parity);
-      barrier_wait(sm.o_full(stage), parity);
+      if constexpr (!kAlternates) barrier_wait(sm.o_full(stage), parity);
       if constexpr (!kNothing) {
         Tiles::template start<kMatrices && !kStartsAtAdded, !kMatrices && !kCaps>(
             s, sm.neg_lse(stage), lane);
@@ -559,6 +581,9 @@ struct Backward {
         }
         if constexpr (kHides && kStartsHidden) hiding.hide_all(s, -infinity());
         Tiles::template start<kMatrices, !kOptions.dropout>(dp, sm.neg_delta(stage), lane);
+      }
+      await_cores<kScores>();
+      if constexpr (!kNothing) {
         tie(s);
         tie(dp);
         wgmma_fence();
@@ -569,6 +594,7 @@ struct Backward {
         multiply_keys<kDv>(dp, v, sm.v(), sm.o(stage));
         wgmma_commit();
       }
+      leave_cores<kScores>();
       if constexpr (kDqAtDs) {  // the copy engine has read what it lies in
         bulk_wait_read();
         barrier_arrive_if(ds_empty(sm, buffer), lane == 0);
@@ -606,6 +632,9 @@ struct Backward {
           const i32 h_kv = notes->item[(items() - 1) % 4].h_kv;
           Scores::add_keys(Scores::sum_keys(dp, opaque(lane)), a, place(), h_kv, opaque(lane));
         }
+      }
+      await_cores<kGradients>();
+      if constexpr (!kNothing) {
         tie(p);
         tie(ds);
         tie(dk);
@@ -624,6 +653,7 @@ struct Backward {
       wgmma_fence();
       multiply_dq(last_buffer);
       wgmma_commit();
+      leave_cores<kGradients>();
       if constexpr (!kNothing) {
         tie(ds);
         tie(dk);
@@ -760,6 +790,7 @@ struct Backward {
         [&](const Shared& sm, const Notes* notes, i32) {
           const i32 lane = threadIdx.x & 31, warp = broadcast(threadIdx.x >> 5) - 4;
           Consumer c{a, mask, sm, notes, warp, lane};
+          if (c.wg() == 1) c.template leave_cores<Consumer::kGradients>();
           i32 row, h;
           Tiles::next_note(sm, 0, c.flags, c.number, row, h);
           while (!(c.flags & Tiles::kEnd)) c.run_item();

@@ -98,7 +98,7 @@ struct BackwardWide {
   // kPair: dQ, 128 columns of the other block's K.
   static constexpr i32 kPairBytes = kPair ? 4 * kRows * kLayout.staged_cols + kKeys * 256 : 0;
   using Tiles = tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kBuffers * kBufferBytes + kPairBytes,
-                                    kTile.row_stages, M, kOrdered, kOptions, kWanted, false,
+                                    kTile.row_stages, M, kOrdered, kOptions, kWanted, false, false,
                                     kForcesMap, kPair>;
   using Rows = typename Tiles::Rows;
   using Turns = typename Tiles::Turns;
