@@ -14,6 +14,7 @@ i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
 /// eights where the gradient is wanted: that would spill.
 ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& grads) {
   ScoreOptions options = score_options(p);
+  options.saturates = options.dropout && saturates(DropoutRule(dropout_threshold(p.dropout_p)));
   options.bias_pairs &= options.bias == BiasType::kHalf;
   options.bias_eights &= !(p.deterministic && grads.dbias.given());
   return options;

@@ -48,7 +48,8 @@ std::string text_of(const ScoreOptions& o) {
   text.append(", ").append(flag(o.bias_eights));
   text.append(", ").append(type(o.key_bias)).append(", ").append(flag(o.alibi));
   text.append(", ").append(flag(o.sinks)).append(", ").append(flag(o.dropout));
-  text.append(", ").append(flag(o.keeps)).append(", ").append(flag(o.bounded)).append("}");
+  text.append(", ").append(flag(o.keeps)).append(", ").append(flag(o.saturates));
+  text.append(", ").append(flag(o.bounded)).append("}");
   return text;
 }
 
@@ -94,7 +95,9 @@ ScoreArgs score_arguments(Call& call) {
   }
   if (p.dropout_p > 0) {
     const u32 threshold = dropout_threshold(p.dropout_p);
-    a.dropout_limit = DropoutRule(threshold).limit * 0x10001;
+    const u32 limit = DropoutRule(threshold).limit;
+    a.dropout_limit = limit * 0x10001;
+    a.dropout_end = std::bit_cast<float>((0x8000 - limit) << 16);
     a.keep_scale = static_cast<float>(dropout_scale(threshold));
     a.seed = p.seed_on_gpu ? reinterpret_cast<const u64*>(p.seed_on_gpu) : call.upload(p.seed);
   }

@@ -11,7 +11,7 @@ BACKWARD_OPTIONS(Backward, alibi_sinks, FP16, 96, 96, leaf::Causal, true,
 BACKWARD_OPTIONS(Backward, key_bias, BF16, 128, 128, leaf::Causal, false,
                  (.key_bias = BiasType::kFloat), (.keys = true))
 BACKWARD_OPTIONS(Backward, alibi_dropout, FP16, 128, 128, Streaming, false,
-                 (.alibi = true, .dropout = true), ())
+                 (.alibi = true, .dropout = true, .saturates = true), ())
 BACKWARD_OPTIONS(BackwardWide, softcap_key_bias, FP16, 64, 64, leaf::Window, false,
                  (.softcap = true, .key_bias = BiasType::kHalf, .dropout = true), (.keys = true))
 BACKWARD_OPTIONS(Backward, row_bias, BF16, 64, 64, leaf::Causal, false, (.sinks = true),

@@ -170,6 +170,15 @@ JALI_DEVICE float compare_magnitude(u32 x, u32 y) {
   return one;
 }
 
+/// y - |x|, clamped to [0, 1]; 0 if x is a NaN.
+JALI_DEVICE float saturated_difference(float y, u32 x) {
+  float z;
+  asm("{\n.reg .f32 m;\nmov.b32 m, %2;\nabs.f32 m, m;\nsub.sat.f32 %0, %1, m;\n}"
+      : "=f"(z)
+      : "f"(y), "r"(x));
+  return z;
+}
+
 /// Ones in each half of x whose low 15 bits are less than the half of y, which is at most 0x7c00. PERF: one
 /// instruction, of half-precision numbers; what is larger than infinity is none, and not below y either.
 JALI_DEVICE u32 magnitudes_below(u32 x, u32 y) {

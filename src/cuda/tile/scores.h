@@ -19,8 +19,9 @@ struct ScoreOptions {
   bool bias_eights = false;  // of kHalf, besides: keys 8 n to 8 n + 7
   BiasType key_bias = BiasType::kNone;
   bool alibi = false, sinks = false, dropout = false;
-  bool keeps = false;    // dropout: DropoutRule::keeps
-  bool bounded = false;  // forward: softcap's weights need no maxima: they are exp(score)
+  bool keeps = false;      // dropout: DropoutRule::keeps
+  bool saturates = false;  // dropout in a backward: cuda::saturates()
+  bool bounded = false;    // forward: softcap's weights need no maxima: they are exp(score)
 
   /// Whether something is loaded for cells.
   constexpr bool loads() const { return bias != BiasType::kNone || key_bias != BiasType::kNone; }
@@ -30,6 +31,13 @@ struct ScoreOptions {
   constexpr bool adjusts() const { return any_scale || softcap || alibi || loads(); }
   constexpr bool operator==(const ScoreOptions&) const = default;
 };
+
+/// Whether n < 32768 - limit, for which cells are kept whose number is n + limit modulo 32768, can be told by a difference
+/// of floats with n and 32768 - limit as their upper halves: clamped to [0, 1] it is 1 then, else 0, also where n makes a
+/// NaN. So other floats must be 1 apart or more below the second one, which is 2^24 or more and no NaN.
+JALI_HD bool saturates(const DropoutRule& rule) {
+  return !rule.keeps && rule.limit >= 0x8000 - 0x7f80 && rule.limit <= 0x8000 - 0x4b80;
+}
 
 /// bias [b, h / head_div, i, j] or key_bias [b, h / head_div, j]; stride 0 broadcasts. Rows and keys
 /// are clamped to [0, rows) and [0, keys). NOTE: keys of a packed key_bias count from the first
@@ -56,7 +64,8 @@ struct ScoreArgs {
   const float* sinks = nullptr;         // [Hq]
   const u64* seed = nullptr;            // of dropout, on the device
   u32 dropout_limit = 0;                // of DropoutRule, in both halves
-  float keep_scale = 1;                 // of what is kept
+  float dropout_end = 0;  // saturates(): its upper half is 32768 - limit, the lower one 0
+  float keep_scale = 1;   // of what is kept
 };
 
 constexpr float kLog2E = 1.44269504088896f;

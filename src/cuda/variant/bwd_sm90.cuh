@@ -266,14 +266,14 @@ struct Backward {
     // kMultipliesOnes: of dS over the rows of a head that the key tile has seen; [0] and [2] are this thread's
     // two keys'.
     float key_sums[4] = {0, 0, 0, 0};
-    tile::Dropped<kOptions.keeps> dropped;  // of 64 rows
+    tile::Dropped<kOptions.keeps, kOptions.saturates && kRows == 64> dropped;  // of 64 rows
     /// Where that of this thread is, before it is shifted.
     JALI_DEVICE u32 drawn() const {
       return sm.rest() + kDroppedAt + opaque(warp) * 512 + opaque(lane) * 16;
     }
     /// Dropout: calls Philox for the row tile that the block is at, and others of its head.
     JALI_DEVICE void draw() {
-      dropped.draw(*a.scores.seed, place());
+      dropped.draw(a.scores, place());
       store_array(drawn(), dropped.words());
     }
     /// For the n-th 64 rows of the row tile. PERF: opaque, or D 64 would spill.
