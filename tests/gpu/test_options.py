@@ -54,6 +54,13 @@ def test_dropout_of_thousands_of_rows(D: int, deterministic: bool) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("dropped", [127, 128, 13440, 13441, 16384, 16385])
+def test_dropout_of_so_many_of_all_numbers(dropped: int) -> None:
+    """Of 32768. At D 128 a backward tells what is kept by differences of floats (from 128 to
+    13440), by comparisons, or by what is not below (above 16384)."""
+    check(128, {"dropout_p": dropped / 32768, "seed": 11})
+
+
 @pytest.mark.parametrize("D", [40, 64, 128, 256])
 @pytest.mark.parametrize("shape", BIASES, ids=str)
 def test_every_shape_of_a_bias(shape: tuple, D: int) -> None:
