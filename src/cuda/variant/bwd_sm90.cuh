@@ -149,8 +149,10 @@ struct Backward {
   // Whether the warpgroups take turns, and await Q and dO at once. PERF: else both multiply slowly at the same time, and
   // compute at the same time. D 128 softcap 0.96 of the time, dropout 0.95; D 64 0.975, softcap 0.97, dropout 0.98,
   // ALiBi 0.99, a bias of keys 1.00, its gradient 0.98, but one over rows and keys 1.03; D 128 without an option 1.01.
+  // Deterministic, D 64 gains nothing under a mask, and would spill.
   static constexpr bool kAlternates =
-      kCaps || kOptions.dropout || (kD <= 64 && kOptions.bias == BiasType::kNone);
+      kCaps || kOptions.dropout ||
+      (kD <= 64 && kOptions.bias == BiasType::kNone && !(kOrdered && !is_no_mask<M>));
   using Tiles =
       tile::BackwardTiles<T, kD, kDv, kRows, kKeys, kOwnBytes, kTile.row_stages, M, kOrdered,
                           kOptions, kWanted, kMatrices, kAlternates, kForcesMap>;
