@@ -78,10 +78,11 @@ def prebuild(
     Needs NVRTC (`pip install nvidia-cuda-nvrtc`) but no GPU. Kernels depend on dtypes, head dims,
     the structure of the mask and which options are given; not on lengths, numbers of heads, widths
     or what is in a tensor. So any tensors of the right kind will do, on any device: meta tensors
-    need no memory. Three exceptions: a bias over rows and keys has other kernels where its keys or
+    need no memory. Four exceptions: a bias over rows and keys has other kernels where its keys or
     strides are odd, and, if its gradient is wanted, where sequences or query heads share it (pass
     it with the B and the heads of the calls); a predicate may need 64-bit numbers for long
-    sequences; in bf16 a softcap above 56 has another forward than one below.
+    sequences; in bf16 a softcap above 56 has another forward than one below; a dropout_p above 0.5
+    has other kernels than one below, and below 0.0039 or from 0.4102 on may have another backward.
 
     Args:
         q, k, v, mask: As for `attention`, or with cu_seqlens as for `attention_varlen`.

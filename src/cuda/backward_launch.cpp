@@ -14,7 +14,6 @@ i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
 /// eights where the gradient is wanted: that would spill.
 ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& grads) {
   ScoreOptions options = score_options(p);
-  options.saturates = options.dropout && saturates(DropoutRule(dropout_threshold(p.dropout_p)));
   options.bias_pairs &= options.bias == BiasType::kHalf;
   options.bias_eights &= !(p.deterministic && grads.dbias.given());
   return options;
@@ -155,9 +154,11 @@ std::vector<KernelText> BackwardSm90Launch::texts(const AttentionProblem& p,
 
 KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardViews& grads) const {
   const char* const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16";
-  const ScoreOptions options = backward_options(p, grads);
+  ScoreOptions options = backward_options(p, grads);
   const BiasGradients wanted = bias_gradients(p, grads);
   const i32 D = rounded(p.D), Dv = rounded(p.Dv);
+  options.saturates = options.dropout && saturates(DropoutRule(dropout_threshold(p.dropout_p))) &&
+                      tells_by_differences(D, Dv, options, p.deterministic);
   const bool deterministic = p.deterministic, forces_map = p.forces_map();
   auto instance = [=, this] {
     std::string text;

@@ -30,6 +30,8 @@ class BackwardSm90Launch : public BackwardVariant {
                             bool deterministic) const = 0;
   /// Whether the kernel multiplies K by LowScores::k_factors.
   virtual bool scales_keys(const ScoreOptions&, DType) const { return false; }
+  /// Whether the kernel tells by differences of floats what dropout keeps, where ScoreOptions::saturates.
+  virtual bool tells_by_differences(i32, i32, const ScoreOptions&, bool) const { return false; }
   /// Relative to others that fit, too.
   virtual double cost() const = 0;
 };

@@ -151,6 +151,15 @@ def test_gradients_of_biases_are_compiled_for_where_they_require_one() -> None:
     assert wanted != plain and not names & sums and sums <= more
 
 
+def test_dropout_of_less_and_of_more_takes_the_same_kernels() -> None:
+    """Where no kernel tells by differences of floats what is kept: at D 64."""
+
+    def modules(p: float) -> set[str]:
+        return {x.module for x in jali.prebuild(*call(), dropout_p=p)}
+
+    assert modules(0.1) == modules(0.45)
+
+
 @pytest.mark.parametrize("limit", ["1G", "abc", "0", "-5"])
 def test_a_limit_that_is_no_number_of_megabytes(
     limit: str, monkeypatch: pytest.MonkeyPatch

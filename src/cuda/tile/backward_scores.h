@@ -55,8 +55,8 @@ struct Dropped {
     return kKeeps ? ~below : below;
   }
   /// 1 if an element is kept, else 0. PERF: a comparison that gives a number is one instruction, and fp32
-  /// multiplications are cheaper beside the tensor cores than selections are: 2,690 to 2,595 us. So is a difference, than
-  /// a comparison: D 128 2,490 to 2,400 us, causal as long; row tiles of 128 0 to 1 % more.
+  /// multiplications are cheaper beside the tensor cores than selections are: 2,690 to 2,595 us. So is a difference than a
+  /// comparison (backward_tells_by_differences).
   JALI_DEVICE float kept(const cuda::ScoreArgs& a, i32 k, i32 x) const {
     if constexpr (kSaturates) return ptx::saturated_difference(a.dropout_end, word(k, x));
     return ptx::compare_magnitude<kKeeps>(word(k, x), a.dropout_limit & 0xffff0000u);

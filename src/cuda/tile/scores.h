@@ -20,7 +20,7 @@ struct ScoreOptions {
   BiasType key_bias = BiasType::kNone;
   bool alibi = false, sinks = false, dropout = false;
   bool keeps = false;      // dropout: DropoutRule::keeps
-  bool saturates = false;  // dropout in a backward: cuda::saturates()
+  bool saturates = false;  // dropout in a backward that tells by differences: cuda::saturates()
   bool bounded = false;    // forward: softcap's weights need no maxima: they are exp(score)
 
   /// Whether something is loaded for cells.
@@ -32,9 +32,9 @@ struct ScoreOptions {
   constexpr bool operator==(const ScoreOptions&) const = default;
 };
 
-/// Whether n < 32768 - limit, for which cells are kept whose number is n + limit modulo 32768, can be told by a difference
-/// of floats with n and 32768 - limit as their upper halves: clamped to [0, 1] it is 1 then, else 0, also where n makes a
-/// NaN. So other floats must be 1 apart or more below the second one, which is 2^24 or more and no NaN.
+/// Whether a difference of floats can tell what is kept. Let n be a cell's number less the limit, modulo 32768: it is kept
+/// if n < 32768 - limit. As upper halves of floats, the larger less the smaller is then at least 1, if the larger is at
+/// least 2^24; clamped to [0, 1] it is 1, else 0, also where n makes a NaN, which 32768 - limit must not.
 JALI_HD bool saturates(const DropoutRule& rule) {
   return !rule.keeps && rule.limit >= 0x8000 - 0x7f80 && rule.limit <= 0x8000 - 0x4b80;
 }

@@ -20,6 +20,10 @@ class BackwardSm90 final : public BackwardSm90Launch {
   bool scales_keys(const ScoreOptions& options, DType type) const override {
     return backward_scales_keys(options, type == DType::kBF16);
   }
+  bool tells_by_differences(i32 D, i32 Dv, const ScoreOptions& options,
+                            bool deterministic) const override {
+    return backward_tells_by_differences(D, Dv, options, deterministic);
+  }
   double cost() const override { return 1; }
 };
 

@@ -175,7 +175,7 @@ struct BackwardWide {
     float sum[kDim / 2];  // dk or dv
     float x[32];          // S or dP, then a block of dQ
     u32 w[16];            // dS or P
-    tile::Dropped<kOptions.keeps, false> dropped;
+    tile::Dropped<kOptions.keeps, kOptions.saturates> dropped;
 
     JALI_DEVICE float (&dq()) [kCols / 2] { return reinterpret_cast<float (&)[kCols / 2]>(x); }
     /// One of this side's blocks of dQ = dS K. PERF: two at once would not fit the registers.
