@@ -184,14 +184,11 @@ def attention_varlen(
     return results if len(results) > 1 else out
 
 
-_DROPOUT_FACTORS = [  # the fraction of pi, the last digits counting
-    0x243F6A80, 0x85A308D1, 0x13198A22, 0x03707343, 0xA4093824, 0x299F31D5, 0x082EFA96, 0xEC4E6C87,
-    0x452821E8, 0x38D01379, 0xBE5466CA, 0x34E90C6B, 0xC0AC29BC, 0xC97C50DD, 0x3F84D5BE, 0xB547091F,
-]  # fmt: skip
-_DROPOUT_SHIFTS = [  # its next words, the last two digits counting by 16
-    0x9216D500, 0x8979FB10, 0xD1310B20, 0x98DFB530, 0x2FFD7240, 0xD01ADF50, 0xB8E1AF60, 0x6A267E70,
-    0xBA7C9080, 0xF12C7F90, 0x24A199A0, 0xB3916CB0, 0x0801F2C0, 0x858EFCD0, 0x636920E0, 0x71574EF0,
-]  # fmt: skip
+def _mix(n: Tensor) -> Tensor:
+    """Mixes small numbers, by words of the fraction of pi."""
+    x = (n + 1) * 0x9216D5D9 & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x8979FB1B & 0xFFFFFFFF
+    return x ^ x >> 16
 
 
 def dropout_numbers(
@@ -200,11 +197,12 @@ def dropout_numbers(
     """The 15-bit number of every cell, int64 [B, H, Lq, Lk]; the dropped cells have the smallest
     ones, or if more than half are dropped the kept cells.
 
-    Philox4x32 with 7 rounds: key = seed, counter = (4 (j // 128) + j % 8 // 2, 4 (i // 1024) + i %
+    Philox4x32 with 7 rounds: key = seed, counter = (4 (j // 8192) + j % 8 // 2, 4 (i // 1024) + i %
     8 // 2, h, b), gives words x. Cell (i, j) has x[0] e f + x[1] e + x[2] f + x[3] modulo 2^32,
-    with e the factor number j % 128 // 8, f the factor number i % 64 // 8 * 2 + i % 2 plus the
-    shift number i // 64 % 16, and of that the low half for even j, the high half for odd j, without
-    its top bit.
+    with e the factor number j % 128 // 8 plus the shift number j // 128 % 64, f the factor number
+    i % 64 // 8 * 2 + i % 2 plus the shift number i // 64 % 16, and of that the low half for even j,
+    the high half for odd j, without its top bit. A factor's last four bits are its number, a
+    shift's last ten bits 16 times that; their others are mixed from it.
     """
     low = 0xFFFFFFFF
     sizes = (first_sequence, B), (0, H), (0, Lq), (0, Lk)
@@ -214,7 +212,7 @@ def dropout_numbers(
         )
         for dim, (start, n) in enumerate(sizes)
     )
-    x = torch.broadcast_tensors(j // 128 * 4 + j % 8 // 2, i // 1024 * 4 + i % 8 // 2, h, b)
+    x = torch.broadcast_tensors(j // 8192 * 4 + j % 8 // 2, i // 1024 * 4 + i % 8 // 2, h, b)
     keys = (seed & low, (seed >> 32) & low)
     for _ in range(7):
         # int64 products wrap, but their bits are right; shifts keep the sign, which the & removes.
@@ -226,9 +224,10 @@ def dropout_numbers(
             first & low,
         )
         keys = (keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low
-    factors = torch.tensor(_DROPOUT_FACTORS, device=device)
-    shifts = torch.tensor(_DROPOUT_SHIFTS, device=device)
-    e = factors[j % 128 // 8]
+    numbers = torch.arange(64, device=device)
+    factors = _mix(numbers) & ~0xF | numbers
+    shifts = _mix(16 + numbers) & ~0x3FF | 16 * numbers
+    e = factors[j % 128 // 8] + shifts[j // 128 % 64] & low
     f = factors[i % 64 // 8 * 2 + i % 2] + shifts[i // 64 % 16] & low
     word = ((x[0] * f + x[1]) & low) * e + x[2] * f + x[3]
     return word >> j % 2 * 16 & 0x7FFF

@@ -92,11 +92,11 @@ void expect_result(const char* name, const TensorView& t, const TensorView& like
   }
 }
 
-/// The 15-bit dropout number of a cell. Blocks of 1024 rows and 128 keys have 16 calls of Philox4x32-7, by the pairs of
+/// The 15-bit dropout number of a cell. Blocks of 1024 rows and 8192 keys have 16 calls of Philox4x32-7, by the pairs of
 /// rows and of keys in each 8 that they are for. Such a pair of keys has a word of a row, bilinear in a constant of the
-/// keys and a sum of two of the row.
+/// keys and one of the row; each is the sum of one of 16 and one of the 64 rows or 128 keys.
 u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
-  u32 x[4] = {j / 128 * 4 + j % 8 / 2, i / 1024 * 4 + i % 8 / 2, h, b};
+  u32 x[4] = {j / 8192 * 4 + j % 8 / 2, i / 1024 * 4 + i % 8 / 2, h, b};
   u32 key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
   for (int round = 0; round < 7; ++round) {
     const u64 even = u64{0xD2511F53} * x[0], odd = u64{0xCD9E8D57} * x[2];
@@ -106,15 +106,14 @@ u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
     key[0] += 0x9E3779B9;
     key[1] += 0xBB67AE85;
   }
-  constexpr u32 kPi[] = {0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0,
-                         0x082EFA98, 0xEC4E6C89, 0x452821E6, 0x38D01377, 0xBE5466CF, 0x34E90C6C,
-                         0xC0AC29B7, 0xC97C50DD, 0x3F84D5B5, 0xB5470917, 0x9216D5D9, 0x8979FB1B,
-                         0xD1310BA6, 0x98DFB5AC, 0x2FFD72DB, 0xD01ADFB7, 0xB8E1AFED, 0x6A267E96,
-                         0xBA7C9045, 0xF12C7F99, 0x24A19947, 0xB3916CF7, 0x0801F2E2, 0x858EFC16,
-                         0x636920D8, 0x71574E69};
-  auto constant = [&](u32 n) { return kPi[n] / 16 * 16 + n; };
-  const u32 block = i / 64 % 16, of_block = kPi[16 + block] / 256 * 256 + 16 * block;
-  const u32 row = constant(i / 8 % 8 * 2 + i % 2) + of_block, keys = constant(j / 8 % 16);
+  auto mix = [](u32 n) {  // with words of the fraction of pi
+    const u32 y = (n + 1) * 0x9216D5D9, z = (y ^ y >> 15) * 0x8979FB1B;
+    return z ^ z >> 16;
+  };
+  auto constant = [&](u32 n) { return mix(n) / 16 * 16 + n; };
+  auto of_block = [&](u32 n) { return mix(16 + n) / 1024 * 1024 + 16 * n; };
+  const u32 row = constant(i / 8 % 8 * 2 + i % 2) + of_block(i / 64 % 16);
+  const u32 keys = constant(j / 8 % 16) + of_block(j / 128 % 64);
   const u32 word = x[0] * row * keys + x[1] * keys + x[2] * row + x[3];
   return word >> (j % 2 * 16) & 0x7fff;
 }

@@ -1,6 +1,7 @@
 // The generator against Random123's published answers, and how dropout reads it.
 #include "base/philox.h"
 
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -28,29 +29,38 @@ TEST(published_answers_of_philox4x32_7) {
 
 TEST(numbers_of_a_call) {
   // Rows 5 and 12 of a block of 64 have factors 1 and 2, keys 16 and 41 of a block of 128 factors 2 and 5; rows from 192
-  // on of a call's 1024 have shift 3.
+  // on of a call's 1024 have shift 3, keys from 5120 on of its 8192 shift 40.
   const u64 seed = 0x123456789abcdef0;
   const Philox x = philox4x32_7(seed, 4 * 3 + 0, 4 * 2 + 2, 7, 1);
   auto word = [&](u32 e, u32 f) {
     return x.word[0] * e * f + x.word[1] * e + x.word[2] * f + x.word[3];
   };
-  const u32* const factors = kDropoutFactors;
-  const u32 row = 2048 + 192, shift = kDropoutShifts[3];
-  CHECK_EQ(dropout_number(seed, 1, 7, row + 5, 384 + 16),
-           word(factors[2], factors[1] + shift) & 0x7fff);
-  CHECK_EQ(dropout_number(seed, 1, 7, row + 12, 384 + 41),
-           word(factors[5], factors[2] + shift) >> 16 & 0x7fff);
-  // By keys, as the backward has them, it is the same.
-  const DropoutLine keys = DropoutLine::of_keys(x, factors[5]).shifted(shift);
-  CHECK_EQ(keys.word(factors[2]), word(factors[5], factors[2] + shift));
-  for (int n = 0; n < 16; ++n) {
-    CHECK_EQ(factors[n] % 16, u32(n));
-    CHECK_EQ(kDropoutShifts[n] % 256, u32(16 * n));
+  const u32 row = 2048 + 192, shift = dropout_shift(3), key = 3 * 8192 + 5120;
+  const u32 e = dropout_factor(2) + dropout_shift(40), f = dropout_factor(1) + shift;
+  CHECK_EQ(dropout_number(seed, 1, 7, row + 5, key + 16), word(e, f) & 0x7fff);
+  CHECK_EQ(dropout_number(seed, 1, 7, row + 12, key + 41),
+           word(dropout_factor(5) + dropout_shift(40), dropout_factor(2) + shift) >> 16 & 0x7fff);
+  // By keys, as the backward has them, it is the same; and for rows whose shift comes later.
+  CHECK_EQ(DropoutLine::of_keys(x, e).shifted(shift).word(dropout_factor(1)), word(e, f));
+  CHECK_EQ(DropoutLine::of_row(x, f).shifted(dropout_shift(40)).word(dropout_factor(2)),
+           word(e, f));
+}
+
+TEST(differences_of_factors_have_few_factors_of_2) {
+  std::vector<u32> sums;
+  for (u32 n = 0; n < 64 * 16; ++n) {
+    sums.push_back(dropout_factor(n % 16) + dropout_shift(n / 16));
+    for (u32 m = 0; m < n; ++m) {
+      const u32 difference = sums[n] - sums[m];
+      const int most = n % 16 == m % 16 ? 4 + std::countr_zero(n / 16 ^ m / 16) : 3;
+      CHECK(std::countr_zero(difference) <= most);
+    }
   }
 }
 
 /// Over many calls: how often a cell is dropped, and two of a call together, against what chance would make of it.
-void check_cells_of_a_call(bool far) {
+/// far_rows, far_keys: 64 rows, 128 keys from each other, or as near as a call has them.
+void check_cells_of_a_call(bool far_rows, bool far_keys) {
   const int cells = 512, calls = 20000;
   for (double p : {0.1, 0.5}) {
     const u32 limit = dropout_threshold(p);
@@ -60,8 +70,8 @@ void check_cells_of_a_call(bool far) {
       std::vector<bool> dropped;
       for (u32 row = 0; row < 16; ++row) {
         for (u32 key = 0; key < 32; ++key) {
-          const u32 i = far ? 1024 * n + 64 * row : 64 * n + row / 2 * 8 + row % 2;
-          const u32 j = key / 2 * 8 + key % 2;
+          const u32 i = far_rows ? 1024 * n + 64 * row : 1024 * n + row / 2 * 8 + row % 2;
+          const u32 j = far_keys ? 128 * key : key / 2 * 8 + key % 2;
           dropped.push_back(dropout_number(5, 0, 0, i, j) < limit);
         }
       }
@@ -86,8 +96,10 @@ void check_cells_of_a_call(bool far) {
   }
 }
 
-TEST(cells_of_64_rows_are_independent) { check_cells_of_a_call(false); }
-TEST(cells_of_rows_64_apart_are_independent) { check_cells_of_a_call(true); }
+TEST(cells_of_64_rows_are_independent) { check_cells_of_a_call(false, false); }
+TEST(cells_of_rows_64_apart_are_independent) { check_cells_of_a_call(true, false); }
+TEST(cells_of_keys_128_apart_are_independent) { check_cells_of_a_call(false, true); }
+TEST(cells_far_apart_are_independent) { check_cells_of_a_call(true, true); }
 
 TEST(threshold_rule_and_scale) {
   CHECK_EQ(dropout_threshold(0), 0u);

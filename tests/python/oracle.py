@@ -350,32 +350,34 @@ def philox(counter: np.ndarray, key: tuple[int, int], rounds: int = 7) -> np.nda
 
 def dropout_numbers(seed: int, B: int, H: int, Lq: int, Lk: int, first_b: int = 0) -> np.ndarray:
     """int64 [B, H, Lq, Lk] of 15-bit numbers."""
-    rows, keys = -(-Lq // 1024), -(-Lk // 128)  # blocks; a call's number in its block is (row, key)
+    rows, keys = (
+        -(-Lq // 1024),
+        -(-Lk // 8192),
+    )  # blocks; a call's number in its block is (row, key)
     b, h, i, j = np.meshgrid(*map(np.arange, (B, H, 4 * rows, 4 * keys)), indexing="ij")
     counter = np.stack([j, i, h, b + first_b], axis=-1)
     words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)).astype(np.uint32)
-    # [B, H, block of rows, row pair of 8, block of keys, key pair of 8, 64 rows, 8 rows, row
-    # parity, 8 keys]
-    x = words.reshape(B, H, rows, 4, keys, 4, 1, 1, 1, 1, 4)
-    of_keys = PI[:16] // 16 * 16 + np.arange(16, dtype=np.uint32)
-    of_blocks = PI[16:] // 256 * 256 + np.arange(0, 256, 16, dtype=np.uint32)
-    of_rows = of_keys.reshape(8, 2, 1) + of_blocks.reshape(16, 1, 1, 1)
-    cells = x[..., 0] * of_rows * of_keys + x[..., 1] * of_keys + x[..., 2] * of_rows + x[..., 3]
-    halves = np.stack([cells & np.uint32(0x7FFF), cells >> np.uint32(16) & np.uint32(0x7FFF)], -1)
-    halves = halves.transpose(0, 1, 2, 6, 7, 3, 8, 4, 9, 5, 10)
-    halves = halves.reshape(B, H, 1024 * rows, 128 * keys)
-    return halves[:, :, :Lq, :Lk].astype(np.int64)
+    i, j = np.arange(Lq), np.arange(Lk)
+    x = words[:, :, (i // 1024 * 4 + i % 8 // 2)[:, None], j // 8192 * 4 + j % 8 // 2]
+    # 16 constants within 64 rows or 128 keys, and one more for each of these
+    of_row = low_bits(mixed(i // 8 % 8 * 2 + i % 2), 16, i // 8 % 8 * 2 + i % 2)
+    of_row += low_bits(mixed(16 + i // 64 % 16), 1024, i // 64 % 16 * 16)
+    of_key = low_bits(mixed(j // 8 % 16), 16, j // 8 % 16)
+    of_key += low_bits(mixed(16 + j // 128 % 64), 1024, j // 128 % 64 * 16)
+    of_row = of_row[:, None]
+    cells = x[..., 0] * of_row * of_key + x[..., 1] * of_key + x[..., 2] * of_row + x[..., 3]
+    return (cells >> (j % 2 * 16).astype(np.uint32) & np.uint32(0x7FFF)).astype(np.int64)
 
 
-PI = np.frombuffer(
-    bytes.fromhex(
-        "243F6A88 85A308D3 13198A2E 03707344 A4093822 299F31D0 082EFA98 EC4E6C89"
-        "452821E6 38D01377 BE5466CF 34E90C6C C0AC29B7 C97C50DD 3F84D5B5 B5470917"
-        "9216D5D9 8979FB1B D1310BA6 98DFB5AC 2FFD72DB D01ADFB7 B8E1AFED 6A267E96"
-        "BA7C9045 F12C7F99 24A19947 B3916CF7 0801F2E2 858EFC16 636920D8 71574E69"
-    ),
-    ">u4",
-).astype(np.uint32)  # its fraction
+def mixed(n: np.ndarray) -> np.ndarray:
+    x = (n + 1).astype(np.uint32) * np.uint32(0x9216D5D9)
+    x = (x ^ x >> np.uint32(15)) * np.uint32(0x8979FB1B)
+    return x ^ x >> np.uint32(16)
+
+
+def low_bits(x: np.ndarray, size: int, low: np.ndarray) -> np.ndarray:
+    """x, with its digits below `size` replaced by `low`."""
+    return x // np.uint32(size) * np.uint32(size) + low.astype(np.uint32)
 
 
 def dropout_keeps(numbers: np.ndarray, p: float) -> np.ndarray:

@@ -28,7 +28,8 @@ static void row_dots(const T* a, i64 a_stride, const T* b, i64 b_stride, i32 row
 static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows, i32 j0,
                          u64* kept) {
   const DropoutRule rule(threshold);
-  const u32* const of_keys = kDropoutFactors + dropout_factor_of_key(j0);
+  u32 of_keys[8];  // of blocks of 8
+  for (i32 m = 0; m < 8; ++m) of_keys[m] = dropout_key(j0 + 8 * m);
   // Rows that share calls.
   for (i32 first = 0; first < 8; first += 2) {
     Philox calls[4];
@@ -36,14 +37,14 @@ static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows
     for (i32 r = 0; r < rows; ++r) {
       const i32 i = i0 + r;
       if (i % 8 / 2 * 2 != first) continue;
-      if (i / 64 != block) {
-        block = i / 64;
-        for (i32 n = 0; n < 4; ++n) calls[n] = dropout_call_of_64(seed, b, h, i, j0 + 2 * n);
+      if (i / static_cast<i32>(kDropoutRows) != block) {
+        block = i / static_cast<i32>(kDropoutRows);
+        for (i32 n = 0; n < 4; ++n) calls[n] = dropout_call(seed, b, h, i, j0 + 2 * n);
       }
-      const u32 factor = kDropoutFactors[dropout_factor_of_row(i)];
+      const u32 of_row = dropout_row(i);
       u32 words[kTileKeys / 2];  // by call, then by block of 8 keys
       for (i32 n = 0; n < 4; ++n) {
-        const DropoutLine line = DropoutLine::of_row(calls[n], factor);
+        const DropoutLine line = DropoutLine::of_row(calls[n], of_row);
         for (i32 m = 0; m < 8; ++m) words[8 * n + m] = line.word(of_keys[m]);
       }
       // PERF: all at once, which dropout_number() is not compiled to.

@@ -27,7 +27,6 @@ struct ForwardShape {
   i32 row_bytes = 0;    // so much of each
   i32 added_bytes = 0;  // added_bytes()
   bool bias = false;    // one over rows and keys goes by way of shared memory
-  bool draws = false;   // dropout: words of Philox for each key tile
   i32 boxes = 0;  // of out that a warp has in shared memory; none: out is stored from registers
   Turns turns = Turns::kNone;
   bool q_held = false;  // Q is copied to registers when a row tile opens
@@ -45,15 +44,11 @@ struct ForwardShape {
   }
   constexpr i32 cell_bytes() const { return cells * rows() * row_bytes; }
   constexpr i32 bias_bytes() const { return bias ? 2 * rows() * keys : 0; }
-  static constexpr i32 kCallBytes = 16;
-  constexpr i32 calls() const { return draws ? 16 * warpgroups : 0; }  // of Philox a key tile
-  constexpr i32 drawn_bytes() const { return stages * calls() * kCallBytes; }
   static constexpr i32 kBoxBytes = 2048;  // 64 columns of a warp's 16 rows
   constexpr i32 staged_bytes() const { return rows() / 16 * boxes * kBoxBytes; }
   /// Dynamic shared memory: tiles, barriers and notes, and room to align the base to 1024.
   constexpr i32 shared_bytes(i32 D, i32 Dv) const {
-    return tile_bytes(D, Dv) + cell_bytes() + added_bytes + bias_bytes() + staged_bytes() +
-           drawn_bytes() + 1024 + 1024;
+    return tile_bytes(D, Dv) + cell_bytes() + added_bytes + bias_bytes() + staged_bytes() + 2048;
   }
   constexpr bool fits(i32 D, i32 Dv) const {
     return shared_bytes(D, Dv) <= kMostSharedBytes && keys * 3 / 4 + Dv / 2 <= 192;

@@ -31,12 +31,11 @@ struct Dropped {
     const u32 unit = at.key & 1 ? 1 : 0x10000;
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
-      const DropoutLine line =
-          DropoutLine::of_keys(numbers, kDropoutFactors[dropout_factor_of_key(at.key + 8 * e)]);
+      const DropoutLine line = DropoutLine::of_keys(numbers, dropout_key(at.key + 8 * e));
       keys[e] = {line.times * unit, line.plus * unit - less};
     }
   }
-  /// To those 64 rows that have this dropout_shift(), from those that have none.
+  /// To those 64 rows that have this dropout_shift_of_row(), from those that have none.
   JALI_DEVICE void shift(u32 by) {
     for (DropoutLine& line : keys) line = line.shifted(by);
   }
@@ -44,7 +43,7 @@ struct Dropped {
   using Words = u32[4];
   JALI_DEVICE Words& words() { return reinterpret_cast<Words&>(keys); }
   JALI_DEVICE u32 word(i32 k, i32 x) const {
-    return keys[k % 2].word(kDropoutFactors[k / 2 * 2 + x]);
+    return keys[k % 2].word(dropout_factor(k / 2 * 2 + x));
   }
 
   /// Ones in the half of each element of pair k that is dropped.

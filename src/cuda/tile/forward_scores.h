@@ -189,34 +189,36 @@ struct StagedBias {
 /// What dropout keeps of a thread's cells. kKeeps: DropoutRule::keeps.
 template <i32 kKeys, bool kKeeps>
 struct Kept {
-  u32 factors[2];  // of this thread's two rows
-  Philox words;    // of load()
-  DropoutLine rows[2];
-  bool upper;  // of tiles of 64 keys: whether they are the last of 128
+  DropoutLine rows[2];  // of this thread's two rows, for factors of keys without their shift
+  u32 shift;            // that
+  bool upper;           // of tiles of 64 keys: whether they are the last of 128
 
-  /// For row i of a row tile, and the row 8 behind it. Row tiles begin at multiples of 64.
-  JALI_DEVICE void begin(i32 i) {
+  /// Calls Philox for kDropoutKeys keys, of which `key` is one, and for row i of the frame and the row 8 behind it.
+  JALI_DEVICE void draw(u64 seed, const Frame& f, i32 i, i32 key) {
+    const Philox x = dropout_call(seed, f.b, f.h, i, key);
 #pragma unroll
-    for (i32 e = 0; e < 2; ++e) factors[e] = kDropoutFactors[dropout_factor_of_row(i + 8 * e)];
+    for (i32 e = 0; e < 2; ++e) rows[e] = DropoutLine::of_row(x, dropout_row(i + 8 * e));
+    shift = 0;
   }
-  /// Loads the words of a key tile. drawn: those of its warpgroup's calls, in shared memory.
-  JALI_DEVICE void load(u32 drawn) {
-    ptx::load_array(drawn + (threadIdx.x % 32 / 8 * 4 + (threadIdx.x & 3)) * 16, words.word);
-  }
-  /// Makes numbers of them, for keys from `first` on, a multiple of kKeys.
+  /// For keys from `first` on, a multiple of kKeys, of the same call.
   JALI_DEVICE void take(i32 first) {
-    // PERF: opaque, or they are made where the words are loaded, and waited for there.
-#pragma unroll
-    for (u32& word : words.word) word = ptx::opaque(static_cast<i32>(word));
-#pragma unroll
-    for (i32 e = 0; e < 2; ++e) rows[e] = DropoutLine::of_row(words, factors[e]);
+    const u32 last = shift;
+    shift = dropout_shift_of_key(first);
+    for (DropoutLine& line : rows) line = line.shifted(shift - last);
     upper = first & 64;
   }
-  /// Of a pair of cells, ones where numbers are below the limit.
-  JALI_DEVICE u32 below(i32 j, i32 e, const cuda::ScoreArgs& a) const {
+  /// Words of the key tile are made anew from here on. PERF: or ptxas holds all of them for work that seldom comes.
+  JALI_DEVICE void forget() {
+    for (DropoutLine& line : rows) line.plus = ptx::opaque(static_cast<i32>(line.plus));
+  }
+  /// Of pair j of row e, the cells 4 j + 2 e and the next one.
+  JALI_DEVICE u32 word(i32 j, i32 e) const {
     const bool behind = kKeys == 64 && upper;
-    const u32 factor = behind ? kDropoutFactors[(j + 8) % 16] : kDropoutFactors[j];
-    return ptx::magnitudes_below(rows[e].word(factor), a.dropout_limit);
+    return rows[e].word(behind ? dropout_factor((j + 8) % 16) : dropout_factor(j));
+  }
+  /// Of a word's two cells, ones where numbers are below the limit.
+  JALI_DEVICE static u32 below(u32 word, const cuda::ScoreArgs& a) {
+    return ptx::magnitudes_below(word, a.dropout_limit);
   }
   /// A pair of weights, cleared where it is dropped.
   JALI_DEVICE static u32 drop(u32 pair, u32 below) { return pair & (kKeeps ? below : ~below); }

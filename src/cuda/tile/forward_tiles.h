@@ -46,8 +46,7 @@ struct ForwardTiles {
   static constexpr i32 kAdded = kCells + kCellSlots * kCellBytes;
   static constexpr i32 kBiasAt = kAdded + kShape.added_bytes;
   static constexpr i32 kStaged = kBiasAt + kShape.bias_bytes();
-  static constexpr i32 kDrawn = kStaged + kShape.staged_bytes();
-  static constexpr i32 kBarriers = kDrawn + kShape.drawn_bytes();
+  static constexpr i32 kBarriers = kStaged + kShape.staged_bytes();
   static constexpr i32 kNotes = kBarriers + 320, kTiles = kNotes + kNoteSlots * 16;
   static_assert(kShape.loader_registers + kConsumers * kShape.consumer_registers <=
                 65536 / kShape.threads() / 8 * 8 * (1 + kConsumers));
@@ -69,13 +68,17 @@ struct ForwardTiles {
   // Or as many as stages of K, which must then not be freed before what their keys add.
   static constexpr i32 kAddedSlots = kOfKeys ? kShape.added_bytes / kAddedBytes : 1;
   static constexpr bool kAddedAhead = kAddedSlots == cuda::kAddedSlots;
-  static constexpr bool kDraws = kShape.draws, kBrings = kOfKeys || kDraws;
-  static constexpr bool kFinds = kMasked || kBrings;
+  static constexpr bool kFinds = kMasked || kOfKeys;
   static_assert(kAdded % 1024 == 0 && kKeys <= 64 * kFinders);
 
   // What the planner notes of a key tile: its index << kIndexShift, and (kBehind, if kLinear: the diagonal)
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4, kBehind = 8, kIndexShift = 4;
   JALI_DEVICE static i32 first_key(i32 note) { return (note >> kIndexShift) * kKeys; }
+  /// Whether two key tiles of a row tile belong to different calls of Philox.
+  JALI_DEVICE static bool draws_between(i32 note, i32 next) {
+    constexpr u32 kTiles = kDropoutKeys / kKeys;
+    return static_cast<u32>(note ^ next) >= kTiles << kIndexShift;
+  }
   // and for the loader: where its K and V are (BoxPlace), and their head. PERF: the note of a key tile is
   // there before k_full of the tile before it, so that no consumer waits for it. Whoever needs a note
   // or a row tile reads it again whenever it needs it, which costs no registers.
@@ -107,10 +110,6 @@ struct ForwardTiles {
     JALI_DEVICE u32 cells(i32 slot) const { return base + kCells + slot * kCellBytes; }
     /// What the keys of tile n add: [keys / 64][16][64] under the 128-byte swizzle; or a float a key.
     JALI_DEVICE u32 added(u32 n) const { return base + kAdded + n % kAddedSlots * kAddedBytes; }
-    /// Dropout's words for key tile n and rows of a warpgroup, 16 bytes a call, [row % 8 / 2][key % 8 / 2].
-    JALI_DEVICE u32 drawn(u32 n, i32 wg) const {
-      return base + kDrawn + (n % kStages * kConsumers + wg) * (16 * kShape.kCallBytes);
-    }
     JALI_DEVICE u32 note(u32 n) const { return base + kNotes + n % kNoteSlots * 16; }
     JALI_DEVICE u32 num_keys(i32 n) const { return tile(n) + 16; }  // of a RowTile
     JALI_DEVICE u32 tile(i32 n) const { return base + kTiles + n % kTileSlots * 32; }
@@ -407,7 +406,7 @@ struct ForwardTiles {
       barrier_wait(sm.note_full(n), n / kNoteSlots & 1);
       const i32 note = broadcast(load_shared(sm.note(n)));
       if (note & kEnd) {
-        if (kBrings && n == 0) arrive_k(sm, 0);
+        if (kOfKeys && n == 0) arrive_k(sm, 0);
         break;
       }
       if (note & kFirst) {
@@ -434,9 +433,8 @@ struct ForwardTiles {
       }
       // PERF: behind the cells, since it waits until there is room for this K.
       const i32 key = first_key(note);
-      if constexpr (kDraws) draw(a, sm, RowTile::load(sm.tile(opened - 1)), n, key);
       if constexpr (kOfKeys) find_added(a, sm, of_tile, n, key);
-      if constexpr (kBrings) arrive_k(sm, n);
+      if constexpr (kOfKeys) arrive_k(sm, n);
       __syncwarp();
       barrier_arrive_if(sm.note_empty(n), (threadIdx.x & 31) == 0);
     }
@@ -514,21 +512,6 @@ struct ForwardTiles {
   JALI_DEVICE static void wait_for_room(const Shared& sm, u32 n) {
     barrier_wait(sm.k_empty(n % kStages), (n / kStages & 1) ^ 1);
   }
-  /// Dropout's words for key tile n. PERF: where each consumer made those that it needs, as 8 threads did at the same
-  /// time, 970, not 895 us; where both finder warps made those that one has the threads for, not in turns, 2.8 % more.
-  JALI_DEVICE static void draw(const ForwardArgs& a, const Shared& sm, const RowTile& t, u32 n,
-                               i32 key) {
-    constexpr bool kTurns = kShape.calls() <= 32;
-    const i32 call = kTurns ? finder_thread() % 32 : finder_thread(), wg = call / 16;
-    const bool draws = (!kTurns || finder_warp() == n % kFinders) && call < kShape.calls();
-    Philox x;
-    if (draws) {
-      x = dropout_call_of_64(*a.scores.seed, t.f.b, t.f.h, t.row + 64 * wg + call % 16 / 4 * 2,
-                             key + call % 4 * 2);
-    }
-    wait_for_room(sm, n);
-    if (draws) store_array(sm.drawn(n, wg) + call % 16 * kShape.kCallBytes, x.word);
-  }
   JALI_DEVICE static void find_rows(const M& mask, const RowTile& t, u32 shared) {
     using Row = Words<typename M::Row>;
 #pragma unroll 1
@@ -560,7 +543,7 @@ struct ForwardTiles {
         barrier_init(sm.q_empty(n), 4 * kConsumers);
       }
       for (i32 n = 0; n < kStages; ++n) {
-        barrier_init(sm.k_full(n), 1 + (kBrings ? kFinders : 0));
+        barrier_init(sm.k_full(n), 1 + (kOfKeys ? kFinders : 0));
         barrier_init(sm.k_empty(n), 4 * kConsumers);
       }
       for (i32 n = 0; n < kVStages; ++n) {

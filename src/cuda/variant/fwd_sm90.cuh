@@ -11,21 +11,20 @@
 //           a section of heads (work_order.h), classifies 32 key tiles at a time or reads a tile map,
 //           and notes the active ones); one thread of warp 0 loads what the notes say; warps 2 and 3
 //           find out what consumers need to know of a mask: of a light one the numbers of each row, of
-//           a heavy one the cells of partial tiles; and they bring what keys add to scores, and draw for
-//           dropout. The other warpgroups: 64 rows each; S of the next key tile is in flight with O += P V
-//           of the last one, across row tiles too. Three take turns at the tensor cores, under a light mask
-//           or beside some options two, too.
+//           a heavy one the cells of partial tiles; and they bring what keys add to scores. The other
+//           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
+//           across row tiles too. Three take turns at the tensor cores, under a light mask or beside some
+//           options two, too.
 // Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
 //           when S is there. What each costs: docs/performance.md.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
 //           add; a bias over rows and keys, of which a consumer warp copies its rows; out on its way to
-//           whole rows, where there is room; dropout's words; notes of key tiles, and the row tiles they
-//           belong to.
+//           whole rows, where there is room; notes of key tiles, and the row tiles they belong to.
 // Barriers  q_full, k_full, v_full: 1 arrival + bytes, by the loader (k_full: each finder warp, too, if
-//           keys add something, or dropout draws); q_empty, k_empty, v_empty: one arrival a consumer
-//           warp, when the tensor cores have read the slot. note_full: 1, by the planner; note_empty:
-//           the loader and, if they find anything, each finder warp; consumers need not arrive
-//           (Loader::run). cells_full: one a finder warp; cells_empty: one a consumer warp.
+//           keys add something); q_empty, k_empty, v_empty: one arrival a consumer warp, when the
+//           tensor cores have read the slot. note_full: 1, by the planner; note_empty: the loader and, if
+//           they find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one
+//           a finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
 //           the products; prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
 //           (begin_weights, end_weights), or cell by cell (weigh_rows) by guessed ones (guess_weights, raise_maxima)
@@ -49,7 +48,9 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   // What the tensor cores add for keys leaves registers, too. PERF: a bias of keys at D64 1.51 to 1.09 of the time
   // without; causal, by two warpgroups in turns, 1.25 to 1.16, D96 1.10 to 1.03, but D128 1.09 to 1.10.
   const bool adds = of_keys && !bias && !options.dropout && multiplies_added(options);
-  if (kD == 64 && kDv == 64 && (lean || (adds && mask == MaskKind::kNone)) && !many &&
+  // Dropout alone, too. PERF: 0.94 of the time of two; causal, without guessed maxima, 1.11.
+  const bool drops = options.dropout && !options.adjusts();
+  if (kD == 64 && kDv == 64 && (lean || ((adds || drops) && mask == MaskKind::kNone)) && !many &&
       !has_map(mask)) {
     s.warpgroups = 3;  // 517, with two 460
     s.turns = Turns::kIssued;
@@ -95,7 +96,6 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   // PERF: 3 % less time so for three warpgroups; for two, which should not free K before they compute weights, 1 to 2 %
   // more, as if it kept them apart.
   s.added_bytes = added_bytes(options, s.warpgroups == 3 ? kAddedSlots : s.stages, s.keys);
-  s.draws = options.dropout;
   // Out is staged where shared memory is left, and registers.
   auto with_staging = [&](ForwardShape shape) {
     if (shape.warpgroups == 3 && options.softcap) return shape;
@@ -350,6 +350,15 @@ struct Forward {
       }
     }
 
+    /// Dropout: whether the next key tile needs another call of Philox than this one, of its row tile.
+    JALI_DEVICE bool draws() const { return kOptions.dropout && Tiles::draws_between(note, next); }
+    /// Calls Philox for the next key tile.
+    JALI_DEVICE void draw() {
+      if constexpr (kOptions.dropout) {
+        const RowTile t = row_tile();
+        kept.draw(*a.scores.seed, t.f, t.row + row(), Tiles::first_key(next) + 2 * (lane & 3));
+      }
+    }
     /// What the options need of the key tile, while the tensor cores make S. kAny: as of step().
     template <bool kAny>
     JALI_DEVICE void prepare() {
@@ -578,19 +587,19 @@ struct Forward {
     JALI_DEVICE u32 pair(i32 j, i32 e) const {
       return T::pack(s[4 * j + 2 * e], s[4 * j + 2 * e + 1]);
     }
-    /// A pair without what dropout drops.
-    JALI_DEVICE u32 drop(u32 pair, i32 j, i32 e) const {
-      if constexpr (!kOptions.dropout) return pair;
-      return kept.drop(pair, kept.below(j, e, a.scores));
-    }
     JALI_DEVICE void weights_to_operand() {
 #pragma unroll
       for (i32 i = 0; i < kKeys / 4; ++i) p[i] = pair(i / 2, i % 2);
+      if constexpr (kOptions.dropout) {
 #pragma unroll
-      for (i32 i = 0; i < kKeys / 4; ++i) p[i] = drop(p[i], i / 2, i % 2);
+        for (i32 i = 0; i < kKeys / 4; ++i) {
+          p[i] = kept.drop(p[i], kept.below(kept.word(i / 2, i % 2), a.scores));
+        }
+      }
     }
     /// S that was made again to P, and new sums.
     JALI_DEVICE void weigh_again(float (&total)[4]) {
+      if constexpr (kOptions.dropout) kept.forget();
 #pragma unroll
       for (float& x : total) x = 0;
       exponentials<0, 0>(total);
@@ -602,22 +611,34 @@ struct Forward {
     template <class Argument, class Finish>
     JALI_DEVICE void weigh_rows(float (&total)[4], Argument argument, Finish finish) {
       constexpr i32 kPairs = kKeys / 8, kCells = kKeys / 4, kBehind = tile::kBehind;  // of a row
-      // kOptions.dropout, of the first row: weights, and what is dropped, until P is free.
-      u32 first[kPairs] = {}, below[kPairs] = {};
+      // Dropout: numbers of pairs and what is dropped of these, of the first row and then of the second one; and the first
+      // row's weights until P is free. PERF: three pairs where two come to their exponentials, since there is less to do
+      // beside those of the first row, and a pair later than its numbers: 0.985 of the time.
+      u32 words[2 * kPairs] = {}, below[2 * kPairs] = {}, first[kPairs] = {};
+      auto compare = [&](i32 pair) {
+#pragma unroll
+        for (i32 m = pair * 3 / 2; m < (pair + 1) * 3 / 2; ++m) {
+          if (m < 2 * kPairs) words[m] = kept.word(m % kPairs, m / kPairs);
+          if (m > 0 && m <= 2 * kPairs) below[m - 1] = kept.below(words[m - 1], a.scores);
+        }
+      };
       // Each second cell ends a pair.
       static_assert(kBehind % 2 == 0);
       auto to_operand = [&](i32 n) {
         const i32 ended = (n - kBehind - 1) / 2, waiting = (n - kBehind - kCells) / 2;
-        if (n % 2 == 0 && n >= kCells + kBehind) {
-          p[2 * waiting] =
-              kOptions.dropout ? kept.drop(first[waiting], below[waiting]) : pair(waiting, 0);
-        }
-        if (n % 2 == 1 && n > kCells + kBehind) {
-          p[2 * (ended - kPairs) + 1] = drop(pair(ended - kPairs, 1), ended - kPairs, 1);
-        }
+        const bool ends = n % 2 == 1 && n > kBehind;
+        auto kept_of = [&](u32 pair, i32 m) {
+          return kOptions.dropout ? kept.drop(pair, below[m]) : pair;
+        };
         if constexpr (kOptions.dropout) {
-          if (n % 2 == 0 && n < kCells) below[n / 2] = kept.below(n / 2, 0, a.scores);
-          if (n % 2 == 1 && n > kBehind && n < kCells + kBehind) first[ended] = pair(ended, 0);
+          if (n % 2 == 0) compare(n / 2);
+          if (ends && ended < kPairs) first[ended] = pair(ended, 0);
+        }
+        if (n % 2 == 0 && n >= kCells + kBehind) {
+          p[2 * waiting] = kept_of(kOptions.dropout ? first[waiting] : pair(waiting, 0), waiting);
+        }
+        if (ends && ended >= kPairs) {
+          p[2 * (ended - kPairs) + 1] = kept_of(pair(ended - kPairs, 1), ended);
         }
       };
       tile::weigh_in_order<kTogether>(s, total, argument, to_operand, finish);
@@ -744,7 +765,6 @@ struct Forward {
       if constexpr (kMultiplies) tie(ones);
       // PERF: not behind the products, where a warp stands until the tensor cores have nearly made S.
       const i32 loaded = load_shared(sm.note(count + 1));
-      if constexpr (kOptions.dropout) kept.load(sm.drawn(count, wg));
       wgmma_fence();
       multiply_qk(slot);
       wgmma_commit();
@@ -768,10 +788,12 @@ struct Forward {
     JALI_DEVICE Closed step() {
       const u32 stage = count % kStages;
       const bool first = note & kFirst;  // the last one
+      const bool draws = this->draws();
       note = next;
       const bool opens = kAny && (note & kFirst) != 0;
       wait_k();
       if (opens) begin_row_tile();
+      if (opens || draws) draw();
       multiply<kAny>(first);
       Closed closed;
       tile::VisibleBits<kGroups> bits;
@@ -810,13 +832,14 @@ struct Forward {
       return closed;
     }
     /// kGuesses: steps over full key tiles, up to one that is not, or that opens a row tile. PERF: nothing that
-    /// is seldom needed stands in the loop: warps with wrong guesses leave it for a moment. Votes on maxima and on whether
+    /// is seldom needed stands in the loop: warps with wrong guesses, or that draw, leave it for a moment. Votes on maxima and on whether
     /// to rescale, and a branch for each, took a seventh of the time of D64 with dropout, D128 7 %, a bias of keys 2 %.
     JALI_DEVICE void run() {
       bool first = note & kFirst, ends;
       do {
         float total[4];
         u32 stage;
+        if (draws()) draw();
         while (true) {
           stage = count % kStages;
           note = next;
@@ -829,7 +852,7 @@ struct Forward {
           for (float& x : total) x = 0;
           guess_weights(total);
           ends = next & (kFirst | kPartial | kEnd);
-          if (!sums_are_below(total, tile::kRoom, !ends)) break;
+          if (!sums_are_below(total, tile::kRoom, !(ends | draws()))) break;
           tile::add_sums(state, rescale, total);
           if (kHolds) free_k(stage);
           ++count;
@@ -860,7 +883,6 @@ struct Forward {
       const i32 quad = c.lane & 3;
       c.ones[0] = c.ones[1] = quad == 0 ? 0x3f803f80 : quad == 1 ? 0x3f80 : 0;
     }
-    if constexpr (kOptions.dropout) c.kept.begin(c.row());
     if (kTurns != Turns::kNone && wg == 0) named_arrive(1, 256);
     c.wait_k();
     c.next = c.read_note(0);
