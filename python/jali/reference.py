@@ -200,9 +200,10 @@ def dropout_numbers(
     Philox4x32 with 7 rounds: key = seed, counter = (4 (j // 8192) + j % 8 // 2, 4 (i // 1024) + i %
     8 // 2, h, b), gives words x. Cell (i, j) has x[0] e f + x[1] e + x[2] f + x[3] modulo 2^32,
     with e the factor number j % 128 // 8 plus the shift number j // 128 % 64, f the factor number
-    i % 64 // 8 * 2 + i % 2 plus the shift number i // 64 % 16, and of that the low half for even j,
-    the high half for odd j, without its top bit. A factor's last four bits are its number, a
-    shift's last ten bits 16 times that; their others are mixed from it.
+    i % 64 // 8 * 2 + i % 2 plus the shift number i // 64 % 16; to which each of these factors is
+    added times its shift // 1024; and of that the low half for even j, the high half for odd j,
+    without its top bit. A factor's last four bits are its number, a shift's last ten bits 16 times
+    that; their others are mixed from it.
     """
     low = 0xFFFFFFFF
     sizes = (first_sequence, B), (0, H), (0, Lq), (0, Lk)
@@ -227,7 +228,9 @@ def dropout_numbers(
     numbers = torch.arange(64, device=device)
     factors = _mix(numbers) & ~0xF | numbers
     shifts = _mix(16 + numbers) & ~0x3FF | 16 * numbers
-    e = factors[j % 128 // 8] + shifts[j // 128 % 64] & low
-    f = factors[i % 64 // 8 * 2 + i % 2] + shifts[i // 64 % 16] & low
+    key, keys = factors[j % 128 // 8], shifts[j // 128 % 64]
+    row, rows = factors[i % 64 // 8 * 2 + i % 2], shifts[i // 64 % 16]
+    e, f = key + keys & low, row + rows & low
     word = ((x[0] * f + x[1]) & low) * e + x[2] * f + x[3]
+    word = word + key * (keys >> 10) + row * (rows >> 10)
     return word >> j % 2 * 16 & 0x7FFF

@@ -5,18 +5,19 @@
 // i % 8 / 2 and the keys of one j % 8 / 2. key = the seed (low word, high word), counter = (4 (j / 8192) + j % 8 / 2,
 // 4 (i / 1024) + i % 8 / 2, h, b). Its words a, b, c, d give keys j and j + 1, for even j, of row i the word
 //
-//     a e f + b e + c f + d  (modulo 2^32),  e = dropout_factor(j % 128 / 8) + dropout_shift(j / 128 % 64),
-//                                            f = dropout_factor(i % 64 / 8 * 2 + i % 2) + dropout_shift(i / 64 % 16),
+//     a (E + S) (F + R) + b (E + S) + c (F + R) + d + E [S / 1024] + F [R / 1024]  (modulo 2^32),
+//         E = dropout_factor(j % 128 / 8),               S = dropout_shift(j / 128 % 64),
+//         F = dropout_factor(i % 64 / 8 * 2 + i % 2),    R = dropout_shift(i / 64 % 16),
 //
 // the first key its low half, the other one its high half. The low 15 bits of that are the cell's number. A number is
 // uniform, and any two are independent but for their last three bits, or in different 64 rows seven, in different 128
 // keys nine, as in Carter and Wegman's universal classes of hash functions (1979): words of two places differ by a
 // multiple of b or c that has at most so many factors of 2, and a word itself is uniform by d. So sums of what is kept
-// have the mean and the variance that they have where each cell has numbers of its own.
+// have the mean and the variance that they have where each cell has numbers of its own. The last two terms keep what is
+// alike in one block, where factors of 2 in a, b and c make it so, from being alike in all of them.
 // PERF: rows i and i + 8 and all keys of a tile are what a GPU thread has of S, keys j and j + 8 and all rows of a tile
-// what it has of its transpose: one call each, and as a e f + ... = (a f + b) e + (c f + d) = (a e + c) f + (b e + d), a
-// multiplication for two cells. A forward, which goes through keys, calls once for 8192 of them, a backward, which goes
-// through rows, once for 1024.
+// what it has of its transpose: one call each, and as a word is linear in E, and in F, a multiplication for two cells. A
+// forward, which goes through keys, calls once for 8192 of them, a backward, which goes through rows, once for 1024.
 #pragma once
 
 #include "base/hd.h"
@@ -67,16 +68,13 @@ JALI_HD constexpr u32 dropout_mix(u32 n) {
 }
 /// Of n below 16. Its last four bits are n, so that no difference of two has more than three factors of 2.
 JALI_HD constexpr u32 dropout_factor(u32 n) { return (dropout_mix(n) & ~0xfu) + n; }
-/// What is added for the n-th 64 rows or 128 keys of a call. Its last ten bits are 16 n, so that the difference of two
-/// sums of a factor and a shift has at most three factors of 2, or four more than that of two n.
+/// What is added to factors of the n-th 64 rows or 128 keys of a call. Its last ten bits are 16 n, so that the difference
+/// of two sums of a factor and a shift has at most three factors of 2, or four more than that of two n.
 JALI_HD constexpr u32 dropout_shift(u32 n) { return (dropout_mix(16 + n) & ~0x3ffu) + 16 * n; }
+JALI_HD u32 dropout_factor_of_row(u32 i) { return dropout_factor(i % 64 / 8 * 2 + i % 2); }
+JALI_HD u32 dropout_factor_of_key(u32 j) { return dropout_factor(j % 128 / 8); }
 JALI_HD u32 dropout_shift_of_row(u32 i) { return dropout_shift(i / 64 % (kDropoutRows / 64)); }
 JALI_HD u32 dropout_shift_of_key(u32 j) { return dropout_shift(j / 128 % (kDropoutKeys / 128)); }
-/// f of a row, and e of a key.
-JALI_HD u32 dropout_row(u32 i) {
-  return dropout_factor(i % 64 / 8 * 2 + i % 2) + dropout_shift_of_row(i);
-}
-JALI_HD u32 dropout_key(u32 j) { return dropout_factor(j % 128 / 8) + dropout_shift_of_key(j); }
 
 /// The call that a cell belongs to.
 JALI_HD Philox dropout_call(u64 seed, u32 b, u32 h, u32 i, u32 j) {
@@ -84,25 +82,39 @@ JALI_HD Philox dropout_call(u64 seed, u32 b, u32 h, u32 i, u32 j) {
                       b);
 }
 
-/// What a call says of a row, or of a pair of keys: words are `times` times e, or f, plus `plus`.
+/// What a call says of a row, or of a pair of keys: in a block of the others, of 128 keys or 64 rows, words are `times`
+/// times their factors, plus `plus`.
 struct DropoutLine {
   u32 times, plus;
 
-  JALI_HD static DropoutLine of_row(const Philox& x, u32 f) {
-    return {x.word[0] * f + x.word[1], x.word[2] * f + x.word[3]};
+  /// in_block() is to follow.
+  JALI_HD static DropoutLine of_row(const Philox& x, u32 i) {
+    const u32 factor = dropout_factor_of_row(i), shift = dropout_shift_of_row(i);
+    const u32 f = factor + shift;
+    return {x.word[0] * f + x.word[1], x.word[2] * f + x.word[3] + factor * (shift >> 10)};
   }
-  JALI_HD static DropoutLine of_keys(const Philox& x, u32 e) {
-    return {x.word[0] * e + x.word[2], x.word[1] * e + x.word[3]};
+  JALI_HD static DropoutLine of_keys(const Philox& x, u32 j) {
+    const u32 factor = dropout_factor_of_key(j), shift = dropout_shift_of_key(j);
+    const u32 e = factor + shift;
+    return {x.word[0] * e + x.word[2], x.word[1] * e + x.word[3] + factor * (shift >> 10)};
   }
-  JALI_HD u32 word(u32 other) const { return times * other + plus; }
-  /// The line whose word is this one's of so much more.
-  JALI_HD DropoutLine shifted(u32 shift) const { return {times, word(shift)}; }
+  /// For the block that has this shift. unit: what this line was multiplied by.
+  JALI_HD DropoutLine in_block(u32 shift, u32 unit = 1) const {
+    return {times + (shift >> 10) * unit, times * shift + plus};
+  }
+  /// From one block to another, the same.
+  JALI_HD DropoutLine moved(u32 from, u32 to) const {
+    const u32 base = times - (from >> 10);
+    return {base + (to >> 10), base * (to - from) + plus};
+  }
+  JALI_HD u32 word(u32 factor) const { return times * factor + plus; }
 };
 
 /// The number of a cell, below 32768. Kernels find those of many cells at once.
 JALI_HD u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
-  const DropoutLine row = DropoutLine::of_row(dropout_call(seed, b, h, i, j), dropout_row(i));
-  return row.word(dropout_key(j)) >> j % 2 * 16 & 0x7fff;
+  const DropoutLine row = DropoutLine::of_row(dropout_call(seed, b, h, i, j), i);
+  const u32 word = row.in_block(dropout_shift_of_key(j)).word(dropout_factor_of_key(j));
+  return word >> j % 2 * 16 & 0x7fff;
 }
 
 /// Cells dropped of 32768: 0 keeps everything, 32768 nothing.

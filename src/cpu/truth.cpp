@@ -93,8 +93,8 @@ void expect_result(const char* name, const TensorView& t, const TensorView& like
 }
 
 /// The 15-bit dropout number of a cell. Blocks of 1024 rows and 8192 keys have 16 calls of Philox4x32-7, by the pairs of
-/// rows and of keys in each 8 that they are for. Such a pair of keys has a word of a row, bilinear in a constant of the
-/// keys and one of the row; each is the sum of one of 16 and one of the 64 rows or 128 keys.
+/// rows and of keys in each 8 that they are for. Such a pair of keys has a word of a row, bilinear in constants of the
+/// keys, E of 16 and S of their 128 keys, and of the row, F of 16 and R of its 64 rows.
 u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
   u32 x[4] = {j / 8192 * 4 + j % 8 / 2, i / 1024 * 4 + i % 8 / 2, h, b};
   u32 key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
@@ -112,9 +112,10 @@ u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
   };
   auto constant = [&](u32 n) { return mix(n) / 16 * 16 + n; };
   auto of_block = [&](u32 n) { return mix(16 + n) / 1024 * 1024 + 16 * n; };
-  const u32 row = constant(i / 8 % 8 * 2 + i % 2) + of_block(i / 64 % 16);
-  const u32 keys = constant(j / 8 % 16) + of_block(j / 128 % 64);
-  const u32 word = x[0] * row * keys + x[1] * keys + x[2] * row + x[3];
+  const u32 E = constant(j / 8 % 16), S = of_block(j / 128 % 64);
+  const u32 F = constant(i / 8 % 8 * 2 + i % 2), R = of_block(i / 64 % 16);
+  const u32 word = x[0] * (E + S) * (F + R) + x[1] * (E + S) + x[2] * (F + R) + x[3] +
+                   E * (S / 1024) + F * (R / 1024);
   return word >> (j % 2 * 16) & 0x7fff;
 }
 

@@ -32,28 +32,30 @@ TEST(numbers_of_a_call) {
   // on of a call's 1024 have shift 3, keys from 5120 on of its 8192 shift 40.
   const u64 seed = 0x123456789abcdef0;
   const Philox x = philox4x32_7(seed, 4 * 3 + 0, 4 * 2 + 2, 7, 1);
-  auto word = [&](u32 e, u32 f) {
-    return x.word[0] * e * f + x.word[1] * e + x.word[2] * f + x.word[3];
+  auto word = [&](u32 key, u32 row) {
+    const u32 E = dropout_factor(key), S = dropout_shift(40);
+    const u32 F = dropout_factor(row), R = dropout_shift(3);
+    return x.word[0] * (E + S) * (F + R) + x.word[1] * (E + S) + x.word[2] * (F + R) + x.word[3] +
+           E * (S / 1024) + F * (R / 1024);
   };
-  const u32 row = 2048 + 192, shift = dropout_shift(3), key = 3 * 8192 + 5120;
-  const u32 e = dropout_factor(2) + dropout_shift(40), f = dropout_factor(1) + shift;
-  CHECK_EQ(dropout_number(seed, 1, 7, row + 5, key + 16), word(e, f) & 0x7fff);
-  CHECK_EQ(dropout_number(seed, 1, 7, row + 12, key + 41),
-           word(dropout_factor(5) + dropout_shift(40), dropout_factor(2) + shift) >> 16 & 0x7fff);
-  // By keys, as the backward has them, it is the same; and for rows whose shift comes later.
-  CHECK_EQ(DropoutLine::of_keys(x, e).shifted(shift).word(dropout_factor(1)), word(e, f));
-  CHECK_EQ(DropoutLine::of_row(x, f).shifted(dropout_shift(40)).word(dropout_factor(2)),
-           word(e, f));
+  const u32 i = 2048 + 192, j = 3 * 8192 + 5120;
+  CHECK_EQ(dropout_number(seed, 1, 7, i + 5, j + 16), word(2, 1) & 0x7fff);
+  CHECK_EQ(dropout_number(seed, 1, 7, i + 12, j + 41), word(5, 2) >> 16 & 0x7fff);
+  // By keys, as the backward has them, it is the same; also of the upper halves of words.
+  const DropoutLine keys = DropoutLine::of_keys(x, j + 16);
+  CHECK_EQ(keys.in_block(dropout_shift(3)).word(dropout_factor(1)), word(2, 1));
+  const DropoutLine halves{keys.times * 0x10000, keys.plus * 0x10000};
+  CHECK_EQ(halves.in_block(dropout_shift(3), 0x10000).word(dropout_factor(1)),
+           word(2, 1) * 0x10000);
 }
 
-TEST(differences_of_factors_have_few_factors_of_2) {
+TEST(differences_of_constants_have_few_factors_of_2) {
   std::vector<u32> sums;
   for (u32 n = 0; n < 64 * 16; ++n) {
     sums.push_back(dropout_factor(n % 16) + dropout_shift(n / 16));
     for (u32 m = 0; m < n; ++m) {
-      const u32 difference = sums[n] - sums[m];
       const int most = n % 16 == m % 16 ? 4 + std::countr_zero(n / 16 ^ m / 16) : 3;
-      CHECK(std::countr_zero(difference) <= most);
+      CHECK(std::countr_zero(sums[n] - sums[m]) <= most);
     }
   }
 }

@@ -360,12 +360,13 @@ def dropout_numbers(seed: int, B: int, H: int, Lq: int, Lk: int, first_b: int = 
     i, j = np.arange(Lq), np.arange(Lk)
     x = words[:, :, (i // 1024 * 4 + i % 8 // 2)[:, None], j // 8192 * 4 + j % 8 // 2]
     # 16 constants within 64 rows or 128 keys, and one more for each of these
-    of_row = low_bits(mixed(i // 8 % 8 * 2 + i % 2), 16, i // 8 % 8 * 2 + i % 2)
-    of_row += low_bits(mixed(16 + i // 64 % 16), 1024, i // 64 % 16 * 16)
-    of_key = low_bits(mixed(j // 8 % 16), 16, j // 8 % 16)
-    of_key += low_bits(mixed(16 + j // 128 % 64), 1024, j // 128 % 64 * 16)
-    of_row = of_row[:, None]
-    cells = x[..., 0] * of_row * of_key + x[..., 1] * of_key + x[..., 2] * of_row + x[..., 3]
+    row, key = i // 8 % 8 * 2 + i % 2, j // 8 % 16
+    rows, keys = i // 64 % 16, j // 128 % 64
+    row, key = low_bits(mixed(row), 16, row)[:, None], low_bits(mixed(key), 16, key)
+    rows = low_bits(mixed(16 + rows), 1024, rows * 16)[:, None]
+    keys = low_bits(mixed(16 + keys), 1024, keys * 16)
+    cells = (x[..., 0] * (row + rows) + x[..., 1]) * (key + keys) + x[..., 2] * (row + rows)
+    cells += x[..., 3] + row * (rows // np.uint32(1024)) + key * (keys // np.uint32(1024))
     return (cells >> (j % 2 * 16).astype(np.uint32) & np.uint32(0x7FFF)).astype(np.int64)
 
 

@@ -29,7 +29,8 @@ static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows
                          u64* kept) {
   const DropoutRule rule(threshold);
   u32 of_keys[8];  // of blocks of 8
-  for (i32 m = 0; m < 8; ++m) of_keys[m] = dropout_key(j0 + 8 * m);
+  for (i32 m = 0; m < 8; ++m) of_keys[m] = dropout_factor_of_key(j0 + 8 * m);
+  const u32 shift = dropout_shift_of_key(j0);
   // Rows that share calls.
   for (i32 first = 0; first < 8; first += 2) {
     Philox calls[4];
@@ -41,10 +42,9 @@ static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows
         block = i / static_cast<i32>(kDropoutRows);
         for (i32 n = 0; n < 4; ++n) calls[n] = dropout_call(seed, b, h, i, j0 + 2 * n);
       }
-      const u32 of_row = dropout_row(i);
       u32 words[kTileKeys / 2];  // by call, then by block of 8 keys
       for (i32 n = 0; n < 4; ++n) {
-        const DropoutLine line = DropoutLine::of_row(calls[n], of_row);
+        const DropoutLine line = DropoutLine::of_row(calls[n], i).in_block(shift);
         for (i32 m = 0; m < 8; ++m) words[8 * n + m] = line.word(of_keys[m]);
       }
       // PERF: all at once, which dropout_number() is not compiled to.

@@ -23,21 +23,21 @@ struct Dropped {
   static_assert(!(kKeeps && kSaturates), "cuda::saturates()");
   DropoutLine keys[2];  // times what makes this thread's numbers the upper halves of words
 
-  /// For the kDropoutRows that at.row is one of; shift() is to follow. PERF: each thread for itself; that 16 do the same
+  /// For the kDropoutRows that at.row is one of; go_to() is to follow. PERF: each thread for itself; that 16 do the same
   /// at the same time takes no more time than words that the loader draws for all.
   JALI_DEVICE void draw(const cuda::ScoreArgs& a, const CellPlace& at) {
     const Philox numbers = dropout_call(*a.seed, at.f.b, at.f.h, at.row, at.key);
     const u32 less = kSaturates ? a.dropout_limit & 0xffff0000u : 0;
-    const u32 unit = at.key & 1 ? 1 : 0x10000;
 #pragma unroll
     for (i32 e = 0; e < 2; ++e) {
-      const DropoutLine line = DropoutLine::of_keys(numbers, dropout_key(at.key + 8 * e));
-      keys[e] = {line.times * unit, line.plus * unit - less};
+      const DropoutLine line = DropoutLine::of_keys(numbers, at.key + 8 * e);
+      keys[e] = {line.times * unit(at.key), line.plus * unit(at.key) - less};
     }
   }
-  /// To those 64 rows that have this dropout_shift_of_row(), from those that have none.
-  JALI_DEVICE void shift(u32 by) {
-    for (DropoutLine& line : keys) line = line.shifted(by);
+  JALI_DEVICE static u32 unit(i32 key) { return key & 1 ? 1 : 0x10000; }
+  /// To the 64 rows that have this dropout_shift_of_row(). key: any of this thread's, or less an even number.
+  JALI_DEVICE void go_to(u32 shift, i32 key) {
+    for (DropoutLine& line : keys) line = line.in_block(shift, unit(key));
   }
   /// What there is of it, to be kept elsewhere.
   using Words = u32[4];

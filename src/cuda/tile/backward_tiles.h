@@ -139,6 +139,7 @@ struct BackwardTiles {
     i32 flags, number;  // of the row tile among all (dq_sum)
     i32 row, h;         // its first row, its query head
     i32 turn;           // kOrdered: key tiles that add to its dq before this one
+    u32 shift;          // dropout_shift_of_row() of its first row
     u64 adds;           // Scores::of_head()
   };
   struct alignas(8) Item {  // a key tile
@@ -568,7 +569,9 @@ struct BackwardTiles {
             const i32 words = a.row_map.words;
             turn = turn_of(at.row_words + i64{t} * words, words, turn, at.down);
           }
-          const Note note = {flags, at.base + t, t * kRows, at.h, turn, kNotesHead ? at.adds : 0};
+          const u32 shift = kOptions.dropout ? dropout_shift_of_row(t * kRows) : 0;
+          const Note note = {
+              flags, at.base + t, t * kRows, at.h, turn, shift, kNotesHead ? at.adds : 0};
           loader.send(note, first);
           first = false;
         };

@@ -189,22 +189,22 @@ struct StagedBias {
 /// What dropout keeps of a thread's cells. kKeeps: DropoutRule::keeps.
 template <i32 kKeys, bool kKeeps>
 struct Kept {
-  DropoutLine rows[2];  // of this thread's two rows, for factors of keys without their shift
-  u32 shift;            // that
+  DropoutLine rows[2];  // of this thread's two rows, in the block of 128 keys
+  u32 shift;            // that has this; 0: in none
   bool upper;           // of tiles of 64 keys: whether they are the last of 128
 
   /// Calls Philox for kDropoutKeys keys, of which `key` is one, and for row i of the frame and the row 8 behind it.
   JALI_DEVICE void draw(u64 seed, const Frame& f, i32 i, i32 key) {
     const Philox x = dropout_call(seed, f.b, f.h, i, key);
 #pragma unroll
-    for (i32 e = 0; e < 2; ++e) rows[e] = DropoutLine::of_row(x, dropout_row(i + 8 * e));
+    for (i32 e = 0; e < 2; ++e) rows[e] = DropoutLine::of_row(x, i + 8 * e);
     shift = 0;
   }
   /// For keys from `first` on, a multiple of kKeys, of the same call.
   JALI_DEVICE void take(i32 first) {
     const u32 last = shift;
     shift = dropout_shift_of_key(first);
-    for (DropoutLine& line : rows) line = line.shifted(shift - last);
+    for (DropoutLine& line : rows) line = line.moved(last, shift);
     upper = first & 64;
   }
   /// Words of the key tile are made anew from here on. PERF: or ptxas holds all of them for work that seldom comes.

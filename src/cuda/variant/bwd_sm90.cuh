@@ -198,11 +198,11 @@ struct Backward {
   // K and V are left operands from registers, too, of which at D 64 row tiles of 64 leave enough. PERF: shared memory is
   // read less: 0.95 of the time. A bias without a gradient 1.00, dropout 1.02.
   static constexpr bool kHoldsKeys = kRows == 64 && kD <= 64 && kDv <= 64 && kWanted.per_cell();
-  // In row tiles of 128 tanh alone comes before dP, since P and weights times slopes would not both fit the registers;
-  // what dropout drops is loaded when dP is there. PERF: what is needed of statistics is loaded for so many pairs of a
-  // thread's cells at once; ptxas would load all of it, and spill.
+  // In row tiles of 128 tanh alone comes before dP, since P and weights times slopes would not both fit the registers.
+  // PERF: what is needed of statistics is loaded for so many pairs of a thread's cells at once; ptxas would load all of it,
+  // and spill.
   static constexpr bool kWeighsLate = kCaps && kRows == 128;
-  static constexpr i32 kLoadsLate = kWeighsLate ? 4 : kOptions.dropout && kRows == 128 ? 2 : 0;
+  static constexpr i32 kLoadsLate = kRows == 128 && (kCaps || kOptions.dropout) ? 4 : 0;
   // Low scores have steps of their own, since a branch while WGMMAs are in flight is dear. kLow: beside the flags of a
   // row tile.
   static constexpr bool kLooksLow = backward_scales_keys(kOptions, T::kDigits == 8);
@@ -276,7 +276,7 @@ struct Backward {
     // two keys'.
     float key_sums[4] = {0, 0, 0, 0};
     tile::Dropped<kOptions.keeps, kOptions.saturates> dropped;  // of 64 rows
-    /// Where that of this thread is, before it is shifted.
+    /// Where that of this thread is, before go_to().
     JALI_DEVICE u32 drawn() const {
       return sm.rest() + kDroppedAt + opaque(warp) * 512 + opaque(lane) * 16;
     }
@@ -287,9 +287,9 @@ struct Backward {
     }
     /// For the n-th 64 rows of the row tile. PERF: opaque, or D 64 would spill.
     JALI_DEVICE void load_dropped(i32 n) {
-      const i32 row = notes->note[opaque(steps()) % Tiles::kNoteSlots].row;
+      const Note& note = notes->note[opaque(steps()) % Tiles::kNoteSlots];
       load_array(drawn(), dropped.words());
-      dropped.shift(dropout_shift_of_row(row + 64 * n));
+      dropped.go_to(n == 0 ? note.shift : dropout_shift_of_row(note.row + 64 * n), lane >> 2);
     }
     typename Scores::Added added;  // to the scores of the row tile that comes next
     // PERF: dQ takes the registers of S by name; left to ptxas, it copies.
@@ -493,7 +493,7 @@ struct Backward {
         float (&d)[2] = reinterpret_cast<float (&)[2]>(dp[2 * n]);
         float (&w)[2] = reinterpret_cast<float (&)[2]>(s[2 * n]);
         if constexpr (kOptions.dropout) {
-          if (kRows == 128 && n % 16 == 0) load_dropped(n / 16);
+          if (n == 16) load_dropped(1);
           float delta[2];
           load_pair(statistics + kStages * Tiles::kStatPlace + n / 2 * 32, delta[0], delta[1]);
 #pragma unroll
@@ -620,7 +620,7 @@ struct Backward {
       }
       if constexpr (!kNothing) weigh<kHides, kIsLow>(hiding);
       if constexpr (!kNothing) {
-        if constexpr (kOptions.dropout && kRows == 64) load_dropped(0);  // PERF: beside dP
+        if constexpr (kOptions.dropout) load_dropped(0);  // PERF: beside dP; D 64 0.985 of the time
         wgmma_wait<0>();
         tie(dp);
       }

@@ -229,7 +229,7 @@ struct BackwardWide {
     JALI_DEVICE void draw() {
       if constexpr (kOptions.dropout) {
         dropped.draw(a.scores, place());
-        dropped.shift(dropout_shift_of_row(note().row));
+        dropped.go_to(note().shift, place().key);
       }
     }
     // Between the four words of a thread. kOverlays: those of a warp lie where its dS comes to.
