@@ -105,9 +105,9 @@ def test_dropout_of_one_cell_says_little_of_another(p: float) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_dropout_of_what_shares_calls(p: float) -> None:
-    """A call is for 1024 x 8192 cells: what is kept of their rows and keys, weighted in any way, has
-    the variance that it would have with numbers of its own for each cell, and no row or key is far
-    off; nor are four cells kept together more often than chance has it."""
+    """A call is for 1024 x 8192 cells: what is kept of their rows and keys, weighted in any way,
+    has the variance that it would have with numbers of its own for each cell, and no row or key is
+    far off; nor are four cells dropped together more often than chance has it."""
     L = 2048
     rate = 1 - round(p * 32768) / 32768
     kept = oracle.dropout_keeps(oracle.dropout_numbers(7, 1, 1, L, L), p)[0, 0]
@@ -123,7 +123,9 @@ def test_dropout_of_what_shares_calls(p: float) -> None:
     rare = ~kept if rate > 0.5 else kept
     for matrix in rare, rare.T:
         for apart in 8, 16, 64, 128, 256:
-            four = np.logical_and.reduce([matrix[:, n * apart : L - (3 - n) * apart] for n in range(4)])
+            four = np.logical_and.reduce(
+                [matrix[:, n * apart : L - (3 - n) * apart] for n in range(4)]
+            )
             expected = four.size * min(rate, 1 - rate) ** 4
             assert abs(four.sum() - expected) < 6 * expected**0.5 * (1 if p < 0.5 else 4)
 
