@@ -16,6 +16,7 @@ FORWARD(alibi_sinks, FP16, 128, 128, leaf::Causal, .alibi = true, .sinks = true)
 FORWARD(key_bias, BF16, 192, 192, leaf::Causal, .key_bias = BiasType::kFloat)
 FORWARD(key_bias_wide, BF16, 128, 192, NoMask, .key_bias = BiasType::kHalf)
 FORWARD(dropout, BF16, 128, 128, leaf::Causal, .dropout = true)
+FORWARD(dropout_64, BF16, 64, 64, NoMask, .dropout = true)
 FORWARD(everything, FP16, 128, 128, Documents, .softcap = true, .bias = BiasType::kFloat,
         .key_bias = BiasType::kHalf, .alibi = true, .sinks = true, .dropout = true, .keeps = true)
 FORWARD(key_bias_64, BF16, 64, 64, NoMask, .key_bias = BiasType::kHalf)
