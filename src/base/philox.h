@@ -58,8 +58,8 @@ JALI_HD Philox philox4x32_7(u64 seed, u32 c0, u32 c1, u32 c2, u32 c3) {
 }
 
 constexpr u32 kDropoutRows = 1024, kDropoutKeys = 8192;  // of a call
-/// Mixes a small number, by words of the fraction of pi. PERF: of a table of such numbers a GPU loads from global memory
-/// what is not known at compile time.
+/// Mixes a small number, by words of the fraction of pi. PERF: of a table of such numbers a GPU loads from global
+/// memory what is not known at compile time.
 JALI_HD constexpr u32 dropout_mix(u32 n) {
   u32 x = (n + 1) * 0x9216D5D9u;
   x ^= x >> 15;
@@ -87,25 +87,23 @@ JALI_HD Philox dropout_call(u64 seed, u32 b, u32 h, u32 i, u32 j) {
 struct DropoutLine {
   u32 times, plus;
 
-  /// in_block() is to follow.
+  /// In no block yet: moved() is to follow, from 0.
   JALI_HD static DropoutLine of_row(const Philox& x, u32 i) {
-    const u32 factor = dropout_factor_of_row(i), shift = dropout_shift_of_row(i);
-    const u32 f = factor + shift;
-    return {x.word[0] * f + x.word[1], x.word[2] * f + x.word[3] + factor * (shift >> 10)};
+    return of(x.word[0], x.word[1], x.word[2], x.word[3], dropout_factor_of_row(i),
+              dropout_shift_of_row(i));
   }
   JALI_HD static DropoutLine of_keys(const Philox& x, u32 j) {
-    const u32 factor = dropout_factor_of_key(j), shift = dropout_shift_of_key(j);
-    const u32 e = factor + shift;
-    return {x.word[0] * e + x.word[2], x.word[1] * e + x.word[3] + factor * (shift >> 10)};
+    return of(x.word[0], x.word[2], x.word[1], x.word[3], dropout_factor_of_key(j),
+              dropout_shift_of_key(j));
   }
-  /// For the block that has this shift. unit: what this line was multiplied by.
-  JALI_HD DropoutLine in_block(u32 shift, u32 unit = 1) const {
-    return {times + (shift >> 10) * unit, times * shift + plus};
+  JALI_HD static DropoutLine of(u32 a, u32 b, u32 c, u32 d, u32 factor, u32 shift) {
+    const u32 sum = factor + shift;
+    return {a * sum + b, c * sum + d + factor * (shift >> 10)};
   }
-  /// From one block to another, the same.
-  JALI_HD DropoutLine moved(u32 from, u32 to) const {
-    const u32 base = times - (from >> 10);
-    return {base + (to >> 10), base * (to - from) + plus};
+  /// From the block that has one shift to that which has the other. unit: what this line was multiplied by.
+  JALI_HD DropoutLine moved(u32 from, u32 to, u32 unit = 1) const {
+    const u32 base = times - (from >> 10) * unit;
+    return {base + (to >> 10) * unit, base * (to - from) + plus};
   }
   JALI_HD u32 word(u32 factor) const { return times * factor + plus; }
 };
@@ -113,7 +111,7 @@ struct DropoutLine {
 /// The number of a cell, below 32768. Kernels find those of many cells at once.
 JALI_HD u32 dropout_number(u64 seed, u32 b, u32 h, u32 i, u32 j) {
   const DropoutLine row = DropoutLine::of_row(dropout_call(seed, b, h, i, j), i);
-  const u32 word = row.in_block(dropout_shift_of_key(j)).word(dropout_factor_of_key(j));
+  const u32 word = row.moved(0, dropout_shift_of_key(j)).word(dropout_factor_of_key(j));
   return word >> j % 2 * 16 & 0x7fff;
 }
 

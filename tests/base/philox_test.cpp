@@ -43,9 +43,9 @@ TEST(numbers_of_a_call) {
   CHECK_EQ(dropout_number(seed, 1, 7, i + 12, j + 41), word(5, 2) >> 16 & 0x7fff);
   // By keys, as the backward has them, it is the same; also of the upper halves of words.
   const DropoutLine keys = DropoutLine::of_keys(x, j + 16);
-  CHECK_EQ(keys.in_block(dropout_shift(3)).word(dropout_factor(1)), word(2, 1));
+  CHECK_EQ(keys.moved(0, dropout_shift(3)).word(dropout_factor(1)), word(2, 1));
   const DropoutLine halves{keys.times * 0x10000, keys.plus * 0x10000};
-  CHECK_EQ(halves.in_block(dropout_shift(3), 0x10000).word(dropout_factor(1)),
+  CHECK_EQ(halves.moved(0, dropout_shift(3), 0x10000).word(dropout_factor(1)),
            word(2, 1) * 0x10000);
 }
 

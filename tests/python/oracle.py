@@ -350,11 +350,9 @@ def philox(counter: np.ndarray, key: tuple[int, int], rounds: int = 7) -> np.nda
 
 def dropout_numbers(seed: int, B: int, H: int, Lq: int, Lk: int, first_b: int = 0) -> np.ndarray:
     """int64 [B, H, Lq, Lk] of 15-bit numbers."""
-    rows, keys = (
-        -(-Lq // 1024),
-        -(-Lk // 8192),
-    )  # blocks; a call's number in its block is (row, key)
-    b, h, i, j = np.meshgrid(*map(np.arange, (B, H, 4 * rows, 4 * keys)), indexing="ij")
+    # 4 x 4 calls for each 1024 rows and 8192 keys
+    calls = 4 * -(-Lq // 1024), 4 * -(-Lk // 8192)
+    b, h, i, j = np.meshgrid(*map(np.arange, (B, H, *calls)), indexing="ij")
     counter = np.stack([j, i, h, b + first_b], axis=-1)
     words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)).astype(np.uint32)
     i, j = np.arange(Lq), np.arange(Lk)

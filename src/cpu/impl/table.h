@@ -44,7 +44,7 @@ static void dropout_bits(u64 seed, u32 threshold, i32 b, i32 h, i32 i0, i32 rows
       }
       u32 words[kTileKeys / 2];  // by call, then by block of 8 keys
       for (i32 n = 0; n < 4; ++n) {
-        const DropoutLine line = DropoutLine::of_row(calls[n], i).in_block(shift);
+        const DropoutLine line = DropoutLine::of_row(calls[n], i).moved(0, shift);
         for (i32 m = 0; m < 8; ++m) words[8 * n + m] = line.word(of_keys[m]);
       }
       // PERF: all at once, which dropout_number() is not compiled to.

@@ -37,7 +37,7 @@ struct Dropped {
   JALI_DEVICE static u32 unit(i32 key) { return key & 1 ? 1 : 0x10000; }
   /// To the 64 rows that have this dropout_shift_of_row(). key: any of this thread's, or less an even number.
   JALI_DEVICE void go_to(u32 shift, i32 key) {
-    for (DropoutLine& line : keys) line = line.in_block(shift, unit(key));
+    for (DropoutLine& line : keys) line = line.moved(0, shift, unit(key));
   }
   /// What there is of it, to be kept elsewhere.
   using Words = u32[4];

@@ -199,8 +199,8 @@ struct Backward {
   // read less: 0.95 of the time. A bias without a gradient 1.00, dropout 1.02.
   static constexpr bool kHoldsKeys = kRows == 64 && kD <= 64 && kDv <= 64 && kWanted.per_cell();
   // In row tiles of 128 tanh alone comes before dP, since P and weights times slopes would not both fit the registers.
-  // PERF: what is needed of statistics is loaded for so many pairs of a thread's cells at once; ptxas would load all of it,
-  // and spill.
+  // PERF: what is needed of statistics is loaded for so many pairs of a thread's cells at once; ptxas would load all of
+  // it, and spill.
   static constexpr bool kWeighsLate = kCaps && kRows == 128;
   static constexpr i32 kLoadsLate = kRows == 128 && (kCaps || kOptions.dropout) ? 4 : 0;
   // Low scores have steps of their own, since a branch while WGMMAs are in flight is dear. kLow: beside the flags of a

@@ -26,7 +26,7 @@
 //           they find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one
 //           a finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
-//           the products; prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
+//           the products; draw, prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
 //           (begin_weights, end_weights), or cell by cell (weigh_rows) by guessed ones (guess_weights, raise_maxima)
 //           or none (capped_weights); multiply, wait_s, step, run, end.
 //           Warpgroup 0 is in tile/forward_tiles.h.
@@ -611,9 +611,9 @@ struct Forward {
     template <class Argument, class Finish>
     JALI_DEVICE void weigh_rows(float (&total)[4], Argument argument, Finish finish) {
       constexpr i32 kPairs = kKeys / 8, kCells = kKeys / 4, kBehind = tile::kBehind;  // of a row
-      // Dropout: numbers of pairs and what is dropped of these, of the first row and then of the second one; and the first
-      // row's weights until P is free. PERF: three pairs where two come to their exponentials, since there is less to do
-      // beside those of the first row, and a pair later than its numbers: 0.985 of the time.
+      // Dropout: numbers of pairs and what is dropped of these, of the first row and then of the second one; and the
+      // first row's weights until P is free. PERF: three pairs where two come to their exponentials, since there is less
+      // to do beside those of the first row, and a pair later than its numbers: 0.985 of the time.
       u32 words[2 * kPairs] = {}, below[2 * kPairs] = {}, first[kPairs] = {};
       auto compare = [&](i32 pair) {
 #pragma unroll
@@ -832,8 +832,9 @@ struct Forward {
       return closed;
     }
     /// kGuesses: steps over full key tiles, up to one that is not, or that opens a row tile. PERF: nothing that
-    /// is seldom needed stands in the loop: warps with wrong guesses, or that draw, leave it for a moment. Votes on maxima and on whether
-    /// to rescale, and a branch for each, took a seventh of the time of D64 with dropout, D128 7 %, a bias of keys 2 %.
+    /// is seldom needed stands in the loop: warps with wrong guesses, or that draw, leave it for a moment. Votes on
+    /// maxima and on whether to rescale, and a branch for each, took a seventh of the time of D64 with dropout, D128 7 %,
+    /// a bias of keys 2 %.
     JALI_DEVICE void run() {
       bool first = note & kFirst, ends;
       do {
