@@ -2,8 +2,9 @@
 
 Uses NVRTC from the wheel nvidia-cuda-nvrtc; needs no GPU and no CUDA toolkit. Each case is one
 kernel that evaluates all that kernels ask of a mask; tests/nvrtc/*.cu are further cases, as they
-stand; those that say "// ptxas -O1, too" are compiled at both levels. Fails on compile errors, on
-register spills and on the compiler's C75xx notes (serialised WGMMA).
+stand, for calls without pieces (JALI_CUT); those that say "// cut, too" also for calls with pieces,
+those that say "// ptxas -O1, too" at both levels. Fails on compile errors, on register spills and
+on the compiler's C75xx notes (serialised WGMMA).
 
 A line is a kernel of its own, in the words of tests/nvrtc/bwd.h and fwd.h:
 'BACKWARD(Backward, name, BF16, 128, 128, leaf::Causal, false)'.
@@ -23,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_DIR = ROOT / "src"
 ARCH = "sm_90a"
+WHOLE = ["-DJALI_CUT=false"]  # for calls without pieces
 
 # Trees over leaves, as C++ types; a tree whose leaves do not exist is an error.
 TREES = {
@@ -92,10 +94,12 @@ def cases() -> dict[str, tuple[str, list[str]]]:
     types.update({f"tree {name}": cpp_type for name, cpp_type in TREES.items()})
     texts = {name: mask_kernel(cpp_type) for name, cpp_type in types.items()}
     texts.update({p.name: p.read_text() for p in sorted((ROOT / "tests" / "nvrtc").glob("*.cu"))})
-    all_cases: dict[str, tuple[str, list[str]]] = {n: (text, []) for n, text in texts.items()}
+    all_cases = {name: (text, [*WHOLE]) for name, text in texts.items()}
     for name, text in texts.items():
         if "\n// ptxas -O1, too" in text:
-            all_cases[f"{name} -O1"] = text, ["--ptxas-options=-O1"]
+            all_cases[f"{name} -O1"] = text, [*WHOLE, "--ptxas-options=-O1"]
+        if "\n// cut, too" in text:
+            all_cases[f"{name} cut"] = text, ["-DJALI_CUT=true"]
     return all_cases
 
 
@@ -178,7 +182,7 @@ def main(wanted: list[str]) -> int:
     lines = [w for w in wanted if "(" in w]
     names = [w for w in wanted if w not in lines]
     todo = {k: v for k, v in cases().items() if not wanted or any(n in k for n in names)}
-    todo |= {line: (line_kernel(line), []) for line in lines}
+    todo |= {line: (line_kernel(line), [*WHOLE]) for line in lines}
     begin = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside Python's lock
         results = dict(zip(todo, pool.map(lambda n: nvrtc.compile(n, *todo[n]), todo)))

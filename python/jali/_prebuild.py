@@ -20,7 +20,8 @@ class BuiltKernel:
 
     Attributes:
         name: Of the kernel within its module: "forward", "backward", ...
-        module: What it was compiled for: variant, dtype, dims, options and the mask's type.
+        module: What it was compiled for: variant, dtype, dims, options, "cut" (packed sequences)
+            and the mask's type.
         registers: Of a thread.
         stack_bytes, spill_bytes: Local memory of a thread; a good kernel has none.
         notes: The compiler's warnings on the module, e.g. C7510: serialized tensor-core products.
@@ -76,13 +77,15 @@ def prebuild(
     """Compiles the GPU kernels that `attention` would run with such arguments, into the cache.
 
     Needs NVRTC (`pip install nvidia-cuda-nvrtc`) but no GPU. Kernels depend on dtypes, head dims,
-    the structure of the mask and which options are given; not on lengths, numbers of heads, widths
-    or what is in a tensor. So any tensors of the right kind will do, on any device: meta tensors
-    need no memory. Four exceptions: a bias over rows and keys has other kernels where its keys or
-    strides are odd, and, if its gradient is wanted, where sequences or query heads share it (pass
-    it with the B and the heads of the calls); a predicate may need 64-bit numbers for long
-    sequences; in bf16 a softcap above 56 has another forward than one below; a dropout_p above 0.5
-    has other kernels than one below, and below 0.0039 or from 0.4102 on may have another backward.
+    the structure of the mask, which options are given and whether sequences are packed; not on
+    lengths, numbers of heads, widths or what is in a tensor. So any tensors of the right kind will
+    do, on any device: meta tensors need no memory. Five exceptions: documents that lie behind each
+    other have the kernels of packed sequences, unless they are short (`PackedDocumentMask`); a bias
+    over rows and keys has other kernels where its keys or strides are odd, and, if its gradient is
+    wanted, where sequences or query heads share it (pass it with the B and the heads of the calls);
+    a predicate may need 64-bit numbers for long sequences; in bf16 a softcap above 56 has another
+    forward than one below; a dropout_p above 0.5 has other kernels than one below, and below 0.0039
+    or from 0.4102 on may have another backward.
 
     Args:
         q, k, v, mask: As for `attention`, or with cu_seqlens as for `attention_varlen`.

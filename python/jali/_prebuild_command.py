@@ -18,11 +18,12 @@ from ._prebuild import BuiltKernel, prebuild
 from ._words import Sizes, dtypes_of, mask_of, numbers_of, split
 
 USAGE = """\
-jali prebuild [MASK ...] [N=V ...] [--common] [--forward] [--options NAME,..] [--into FOLDER]
-              [--arch sm_90a] [--threads N]
+jali prebuild [MASK ...] [N=V ...] [--common] [--packed] [--forward] [--options NAME,..]
+              [--into FOLDER] [--arch sm_90a] [--threads N]
     Compiles the GPU kernels for every MASK with every D and dtype; needs no GPU. MASK and N as for
     why, each mask one word in quotes, "dense" for no mask; D, Dv and dtype take several values:
     jali prebuild causal 'causal & window(256)' D=64,128 dtype=bfloat16,float16
+    --packed: those of attention_varlen, too, which are others.
     The option "dropout" stands for probabilities up to 1/2; those above have kernels of their own.
 """
 
@@ -46,11 +47,13 @@ class Job:
     D: int
     Dv: int
     options: tuple[str, ...] = ()
+    packed: bool = False
 
     def __str__(self) -> str:
         dims = f"D={self.D}" + (f" Dv={self.Dv}" if self.Dv != self.D else "")
         options = f" with {', '.join(self.options)}" if self.options else ""
-        return f"{self.mask} {dims} {str(self.dtype).removeprefix('torch.')}{options}"
+        packed = ", packed" if self.packed else ""
+        return f"{self.mask} {dims} {str(self.dtype).removeprefix('torch.')}{options}{packed}"
 
     def run(self, backward: bool, arch: str) -> list[BuiltKernel]:
         def tokens(heads: int, length: int, width: int) -> torch.Tensor:
@@ -61,6 +64,10 @@ class Job:
         given: dict[str, Any] = {}
         for name in self.options:
             given.update(OPTIONS[name](self))
+        if self.packed:
+            q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+            given["cu_seqlens_q"] = torch.arange(self.B + 1, dtype=torch.int32) * self.Lq
+            given["cu_seqlens_k"] = torch.arange(self.B + 1, dtype=torch.int32) * self.Lk
         return prebuild(q, k, v, mask_of(self.mask, self.Lk), backward=backward, arch=arch, **given)
 
 
@@ -91,6 +98,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="jali prebuild", usage=USAGE)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--common", action="store_true")
+    parser.add_argument("--packed", action="store_true")
     parser.add_argument("--forward", action="store_true")
     parser.add_argument("--options", default="")
     parser.add_argument("--into", default="")
@@ -99,7 +107,9 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(words)
 
 
-def jobs(words: Sequence[str], common: bool, options: Sequence[str]) -> Iterator[Job]:
+def jobs(
+    words: Sequence[str], common: bool, options: Sequence[str], packed: bool = False
+) -> Iterator[Job]:
     """What the words ask for; --common's dims and dtypes where they name none."""
     masks: list[str] = []
     sizes: Sizes = {}
@@ -120,12 +130,12 @@ def jobs(words: Sequence[str], common: bool, options: Sequence[str]) -> Iterator
     if common:
         masks = [*COMMON_MASKS, *(mask for mask in masks if mask not in COMMON_MASKS)]
     L, H = numbers["L"], numbers["H"]
-    for mask, dtype, (D, Dv) in itertools.product(
-        masks or ["dense"], dtypes, zip(dims, dims_v, strict=True)
+    for mask, dtype, (D, Dv), is_packed in itertools.product(
+        masks or ["dense"], dtypes, zip(dims, dims_v, strict=True), [False, True][: 1 + packed]
     ):
         yield Job(
             mask, dtype, numbers["B"], H, numbers.get("Hkv", H), numbers.get("Lq", L),
-            numbers.get("Lk", L), D, Dv, tuple(options),
+            numbers.get("Lk", L), D, Dv, tuple(options), is_packed,
         )  # fmt: skip
 
 
@@ -190,7 +200,7 @@ def run(words: Sequence[str]) -> int:
             raise ValueError(f"--options {name}: expected some of {', '.join(OPTIONS)}")
     if asked.into:
         os.environ["JALI_CACHE"] = asked.into
-    todo = list(jobs(asked.words, asked.common, options))
+    todo = list(jobs(asked.words, asked.common, options, asked.packed))
     for job in todo:
         mask_of(job.mask, job.Lk)  # a typing error ends the command before anything is compiled
     tally = Tally(len(todo))

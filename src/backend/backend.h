@@ -82,6 +82,8 @@ struct AttentionProblem {
   /// sequence b is the tokens documents[b, n] to documents[b, n + 1] - 1; the mask counts rows and
   /// keys from its first token on. Tokens behind the last one see nothing and are not seen.
   std::optional<TokenTable<i32>> documents;
+  /// Whether tiles begin anew with each document, or packed sequence.
+  bool cut() const { return varlen || documents; }
 
   /// Always given; trivial() when nothing is masked. Its frame(b, h) also says the lengths, starts
   /// and q_offset of every sequence.

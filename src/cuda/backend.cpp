@@ -124,7 +124,7 @@ class CudaBackend final : public Backend {
         texts.push_back(std::move(text));
       }
     }
-    const std::vector<Source> sources = sources_of(texts, mask);
+    const std::vector<Source> sources = sources_of(texts, mask, problem.cut());
     const std::vector<Found> all = find_or_compile_all(sources, arch);
     std::vector<BuiltModule> made;
     for (std::size_t n = 0; n < all.size(); ++n) {

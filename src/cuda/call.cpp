@@ -149,12 +149,13 @@ void* Call::mask_parameters() {
   return mask_bytes_.data();
 }
 
-Source source_of(const KernelText& text, const DeviceMask& mask) {
+Source source_of(const KernelText& text, const DeviceMask& mask, bool cut) {
   Source source;
-  source.name = text.key + " for " + mask.type();
+  source.name = text.key + (cut ? ", cut, for " : " for ") + mask.type();
   if (text.quick) source.options = {"--ptxas-options=-O1"};
   source.effort = text.effort;
-  source.text = mask.definitions() + "namespace jali {\nusing M = " + mask.type() +
+  source.text = std::string("#define JALI_CUT ") + (cut ? "true" : "false") + "\n" +
+                mask.definitions() + "namespace jali {\nusing M = " + mask.type() +
                 ";\nstatic_assert(sizeof(M) == " + std::to_string(mask.num_bytes()) + ");\n}\n" +
                 text.body();
   return source;
@@ -231,25 +232,26 @@ TileMap Call::tile_map(i32 rows, i32 keys, bool key_lines, bool by_tiles) {
   return map;
 }
 
-std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask) {
+std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask,
+                               bool cut) {
   std::vector<Source> sources;
-  for (const KernelText& text : texts) sources.push_back(source_of(text, mask));
+  for (const KernelText& text : texts) sources.push_back(source_of(text, mask, cut));
   return sources;
 }
 
 const Kernel& Call::kernel(const KernelText& text, const char* name, int shared_bytes,
                            const std::function<std::vector<KernelText>()>& all) const {
   const auto make_sources = [&] {
-    if (!all) return std::vector<Source>{source_of(text, mask_)};
+    if (!all) return std::vector<Source>{source_of(text, mask_, problem_.cut())};
     std::vector<KernelText> texts = all();
     if (expected_) {
       for (KernelText& later : expected_()) texts.push_back(std::move(later));
     }
-    return sources_of(texts, mask_);
+    return sources_of(texts, mask_, problem_.cut());
   };
   std::string key;
   key.reserve(512);
-  key.append(text.key).append(1, '\0').append(mask_.type());
+  key.append(text.key).append(1, problem_.cut() ? '\1' : '\0').append(mask_.type());
   return find_kernel(std::move(key), name, problem_.device_index, shared_bytes, make_sources);
 }
 

@@ -15,10 +15,12 @@
 
 namespace jali::cuda {
 
-/// The text of a module for some mask M: whatever it says depends on `key` and the mask's type alone.
+/// The text of a module for some mask M: whatever it says depends on `key`, the mask's type and whether calls are cut
+/// (JALI_CUT) alone.
 struct KernelText {
   std::string key;
-  std::function<std::string()> body;  // behind the mask's definitions and "using M = <type>"
+  // Behind JALI_CUT, the mask's definitions and "using M = <type>".
+  std::function<std::string()> body;
   /// Whether ptxas may leave it at -O1: where nothing is done to scores, else it spills, and nobody asks
   /// cell by cell. PERF: compiled in 0.87 (backward) and 0.92 (forward) of the time, and as fast; but
   /// finders of a neighbourhood took twice the time (backward 2,000, not 1,490 us), of spans of documents
@@ -27,9 +29,10 @@ struct KernelText {
   bool quick = false;
   int effort = 0;  // of compiling it: maps 0, forwards 1, backwards 2
 };
-/// What is compiled.
-Source source_of(const KernelText& text, const DeviceMask& mask);
-std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask);
+/// What is compiled for calls that are cut(), or for those that are not.
+Source source_of(const KernelText& text, const DeviceMask& mask, bool cut);
+std::vector<Source> sources_of(const std::vector<KernelText>& texts, const DeviceMask& mask,
+                               bool cut);
 /// Tiles of `size` rows (or keys) of a head, of one sequence where tokens are not packed.
 i32 num_tiles(const AttentionProblem& problem, bool rows, i32 size);
 /// The module with the kernel that makes tile maps.

@@ -154,20 +154,23 @@ def test_all_layouts_and_dropout_agree_with_ids() -> None:
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
-def test_no_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_packed_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [torch.randn(1, 2, 512, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
 
     def run(mask: Any) -> None:
         leaves = [x.clone().requires_grad_() for x in tensors]
         jali.attention(*leaves, mask).sum().backward()
 
-    run(jali.CausalMask() & jali.WindowMask.last(77))
+    cuts = torch.tensor([0, 300, 512], device="cuda", dtype=torch.int32)
+    packed = [x[0].transpose(0, 1).clone().requires_grad_() for x in tensors]
+    window = jali.CausalMask() & jali.WindowMask.last(77)
+    jali.attention_varlen(*packed, cuts, cuts, window).sum().backward()
     torch.cuda.synchronize()
     monkeypatch.setenv("JALI_OFFLINE", "1")
     monkeypatch.setenv("JALI_CACHE", "/nonexistent")
-    run(masked([[200, 312]], jali.CausalMask() & jali.WindowMask.last(77)))
+    run(masked([[200, 312]], window))
     with pytest.raises(RuntimeError, match="JALI_OFFLINE"):
-        run(masked([[1] * 512], jali.CausalMask() & jali.WindowMask.last(77)))
+        run(masked([[1] * 512], window))
 
 
 def test_graph_replays_read_documents_anew() -> None:

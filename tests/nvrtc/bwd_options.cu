@@ -1,4 +1,5 @@
 // The backward kernels for Hopper over options of the scores and gradients of biases.
+// cut, too: see JALI_CUT.
 #include "cuda/tile/backward_sums.h"
 #include "nvrtc/bwd.h"
 

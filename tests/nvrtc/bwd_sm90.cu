@@ -1,5 +1,6 @@
 // The backward kernels for Hopper over dims and masks.
 // ptxas -O1, too: see KernelText::quick.
+// cut, too: see JALI_CUT.
 #include "nvrtc/bwd.h"
 
 using CausalPrefix = And<leaf::Causal, leaf::Prefix>;

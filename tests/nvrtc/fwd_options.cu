@@ -1,4 +1,5 @@
 // The forward kernel for Hopper over options of the scores.
+// cut, too: see JALI_CUT.
 #include "nvrtc/fwd.h"
 
 FORWARD(softcap, BF16, 128, 128, leaf::Causal, .softcap = true)

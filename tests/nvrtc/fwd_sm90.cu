@@ -1,5 +1,6 @@
 // The forward kernel for Hopper over dims and masks.
 // ptxas -O1, too: see KernelText::quick.
+// cut, too: see JALI_CUT.
 #include "nvrtc/fwd.h"
 
 FORWARD(full_128, BF16, 128, 128, NoMask)

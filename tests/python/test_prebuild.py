@@ -125,7 +125,8 @@ def test_options_compile_to_good_kernels() -> None:
     packed = [x[0].transpose(0, 1) for x in call()]
     [varlen] = jali.prebuild(*packed, causal, backward=False, **VARLEN)
     [padded] = jali.prebuild(*call(), causal, backward=False)
-    assert varlen.module == padded.module  # the same kernel serves both
+    # Each without what only the other needs.
+    assert varlen.module == padded.module.replace(" for ", ", cut, for ") and varlen.clean
     deterministic = jali.prebuild(*call(), causal, deterministic=True)
     assert all(kernel.clean for kernel in deterministic)
     assert {x.module for x in deterministic} != {x.module for x in jali.prebuild(*call(), causal)}
@@ -182,25 +183,29 @@ def test_a_call_is_known_by_its_kind_alone() -> None:
     assert not any(x.compiled for x in [*after, *again])
 
 
-def test_packed_documents_have_no_kernel_of_their_own() -> None:
+def test_packed_documents_have_the_kernels_of_packed_sequences() -> None:
     x = torch.empty(B, HQ, 1024, 64, dtype=torch.bfloat16, device="meta")
 
     def modules(mask: Any, **options: Any) -> set[str]:
         return {kernel.module for kernel in jali.prebuild(x, x, x, mask, **options)}
 
+    def packed(mask: Any, backward: bool = True) -> set[str]:
+        kernels = jali.prebuild(*[x[0].transpose(0, 1)] * 3, mask, backward=backward, **VARLEN)
+        return {kernel.module for kernel in kernels}
+
     long, short = (jali.DocumentMask.from_lengths([n] * (1024 // n)) for n in (256, 32))
     window = causal & jali.WindowMask.last(64)
-    assert modules(window & long) == modules(window) == modules(long & window)
-    assert modules(long, backward=False) == modules(None, backward=False)
+    assert modules(window & long) == packed(window) == modules(long & window)
+    assert modules(long, backward=False) == packed(None, backward=False)
     for mask in (
         window & short,
         window & (long | jali.PrefixMask(3)),
         long & long,
         long & jali.DocumentMask(ints(1024)),
     ):
-        assert not modules(mask, backward=False) & modules(window, backward=False)
+        assert not modules(mask, backward=False) & packed(window, backward=False)
     biased = {"bias": torch.empty(1, 1, 1024, 1024, device="meta"), "backward": False}
-    assert not modules(window & long, **biased) & modules(window, **biased)
+    assert ", cut," not in "".join(modules(window & long, **biased))
 
 
 def test_what_no_kernel_serves_is_refused(cache: Path) -> None:
@@ -252,13 +257,17 @@ def test_command(
     assert "5 kernels for 4 calls: 5 compiled, 0 found in the cache; 0 with spills" in told
     assert cli.main([*words, "--forward"]) == 0
     assert "5 kernels for 4 calls: 0 compiled, 5 found" in capsys.readouterr().out
+    assert cli.main(["prebuild", "dense", "D=32", "--packed", "--forward"]) == 0
+    told = capsys.readouterr().out
+    assert "dense D=32 bfloat16, packed: forward " in told
+    assert "2 kernels for 2 calls: 1 compiled, 1 found" in told
     assert cli.main(["prebuild", "causal", "D=512"]) == 1
     assert "up to 256" in capsys.readouterr().out
     assert cli.main(["prebuild", "nonsense"]) == 1
     assert "is no mask" in capsys.readouterr().err
     assert cli.main(["info"]) == 0
     told = capsys.readouterr().out
-    assert f"cache     {tmp_path}: 5 modules of kernels, " in told
+    assert f"cache     {tmp_path}: 6 modules of kernels, " in told
     assert "compiler  NVRTC 1" in told and "gpu       " in told
 
 
@@ -269,6 +278,7 @@ def test_common_kernels() -> None:
     assert len(common) == len(set(common)) == 4 * 3 * 2
     assert {str(job.dtype) for job in common} == {"torch.bfloat16", "torch.float16"}
     assert {job.D for job in common} == {64, 128, 256} and common[0].Hkv == 2
+    assert [job.packed for job in jobs(["dense"], False, [], True)] == [False, True]
     assert len(list(jobs(["window(3)", "D=64 dtype=float16"], True, []))) == 5
 
 

@@ -790,7 +790,8 @@ struct Forward {
       const bool first = note & kFirst;  // the last one
       const bool draws = this->draws();
       note = next;
-      const bool opens = kAny && (note & kFirst) != 0;
+      // PERF: of three warpgroups not a bit that is known ahead, or D 64 with ALiBi would spill.
+      const bool opens = kAny && ((kConsumers == 3 ? opaque(note) : note) & kFirst) != 0;
       wait_k();
       if (opens) begin_row_tile();
       if (opens || draws) draw();
