@@ -94,7 +94,7 @@ def cases() -> dict[str, tuple[str, list[str]]]:
     types.update({f"tree {name}": cpp_type for name, cpp_type in TREES.items()})
     texts = {name: mask_kernel(cpp_type) for name, cpp_type in types.items()}
     texts.update({p.name: p.read_text() for p in sorted((ROOT / "tests" / "nvrtc").glob("*.cu"))})
-    all_cases = {name: (text, [*WHOLE]) for name, text in texts.items()}
+    all_cases = {name: (text, WHOLE) for name, text in texts.items()}
     for name, text in texts.items():
         if "\n// ptxas -O1, too" in text:
             all_cases[f"{name} -O1"] = text, [*WHOLE, "--ptxas-options=-O1"]
@@ -182,7 +182,7 @@ def main(wanted: list[str]) -> int:
     lines = [w for w in wanted if "(" in w]
     names = [w for w in wanted if w not in lines]
     todo = {k: v for k, v in cases().items() if not wanted or any(n in k for n in names)}
-    todo |= {line: (line_kernel(line), [*WHOLE]) for line in lines}
+    todo |= {line: (line_kernel(line), WHOLE) for line in lines}
     begin = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC runs outside Python's lock
         results = dict(zip(todo, pool.map(lambda n: nvrtc.compile(n, *todo[n]), todo)))

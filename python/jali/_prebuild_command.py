@@ -131,7 +131,10 @@ def jobs(
         masks = [*COMMON_MASKS, *(mask for mask in masks if mask not in COMMON_MASKS)]
     L, H = numbers["L"], numbers["H"]
     for mask, dtype, (D, Dv), is_packed in itertools.product(
-        masks or ["dense"], dtypes, zip(dims, dims_v, strict=True), [False, True][: 1 + packed]
+        masks or ["dense"],
+        dtypes,
+        zip(dims, dims_v, strict=True),
+        [False, True] if packed else [False],
     ):
         yield Job(
             mask, dtype, numbers["B"], H, numbers.get("Hkv", H), numbers.get("Lq", L),

@@ -228,7 +228,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   a.key_tiles = num_tiles(p, false, tile.keys);
   a.heads = batches * p.Hkv;
   const i32 most_clusters = call.device().num_sms / tile.blocks;
-  a.section = section(p, p.varlen || a.seq.cut(), rows, keys, a.heads, most_clusters);
+  a.section = section(p, p.cut(), rows, keys, a.heads, most_clusters);
   a.last = heads_by_length(a.heads, a.key_tiles, most_clusters);
   a.scale = static_cast<float>(p.scale);
   a.scale_log2 = static_cast<float>(p.scale) * kLog2E;
@@ -248,7 +248,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
   // More heads beside each other, so that no long key tile is left to the end.
   // PERF (us): 12 causal documents, 2 x 8K, sorted 2 heads 591, 3 585, 4 586, 5 587, 8 617, not sorted 4 586, 8 598;
   // 32K 3940, 3980, 3990, 4050, 4150; 4090, 4050.
-  if (even && a.seq.cut()) a.last = min_of(max_of(a.last, a.seq.sorted() ? 3 : 4), a.heads);
+  if (even && p.cut()) a.last = min_of(max_of(a.last, a.seq.sorted() ? 3 : 4), a.heads);
   if (maps) {
     a.key_map = call.tile_map(tile.rows, tile.keys, true, p.deterministic);
     if (p.deterministic) {

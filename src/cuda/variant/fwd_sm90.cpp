@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
     const bool mapped = has_map(kind_of(p));
     a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv),
-                                reach_of(*p.mask, mapped, a.seq.cut()));
+                                reach_of(*p.mask, mapped, p.cut()));
     const i32 last = heads_by_length(a.heads, a.tiles_per_head, call.device().num_sms);
     a.last = min_of(ceil_div(max_of(last, a.section), a.seq.group) * a.seq.group, a.heads);
     if (mapped) a.map = call.tile_map(shape.rows(), shape.keys, false);
