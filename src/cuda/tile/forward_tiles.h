@@ -39,8 +39,8 @@ struct ForwardTiles {
   static constexpr i32 kFinderBarrier = 4;                  // 1 to 3: turns
   static constexpr i32 kQBarrier = 5;                       // and the next ones, one a warpgroup
   static constexpr i32 kCellSlots = kShape.cells, kCellBytes = kRows * kShape.row_bytes;
-  // NOTE: while the planner writes a row tile, consumers are at most 9 notes behind, and read the row
-  // tile before theirs, too. Each has a note or more: 11 slots would do.
+  // NOTE: while the planner writes a row tile, consumers are at most 9 notes behind, and read the two row
+  // tiles before theirs, too. Each has a note or more: 12 slots would do.
   static constexpr i32 kNoteSlots = 8, kTileSlots = 16;
   static constexpr i32 kCells = kV + kVStages * kVBytes;
   static constexpr i32 kAdded = kCells + kCellSlots * kCellBytes;
@@ -69,7 +69,7 @@ struct ForwardTiles {
   static constexpr i32 kAddedSlots = kOfKeys ? kShape.added_bytes / kAddedBytes : 1;
   static constexpr bool kAddedAhead = kAddedSlots == cuda::kAddedSlots;
   static constexpr bool kFinds = kMasked || kOfKeys;
-  static_assert(kAdded % 1024 == 0 && kKeys <= 64 * kFinders);
+  static_assert(kAdded % 1024 == 0 && (!kOfKeys || kKeys <= 64 * kFinders));
 
   // What the planner notes of a key tile: its index << kIndexShift, and (kBehind, if kLinear: the diagonal)
   static constexpr i32 kFirst = 1, kPartial = 2, kEnd = 4, kBehind = 8, kIndexShift = 4;

@@ -109,6 +109,39 @@ JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&sca
 struct RowsTo {
   i32 rows, token, head, b, end;
 };
+/// Its first part: boxes from number `begin` on to shared memory.
+template <class T, i32 kBoxes, i32 kCount>
+JALI_DEVICE void stage_boxes(const float (&acc)[kCount], i32 begin, const float (&scale)[2],
+                             u32 shared, i32 lane) {
+  constexpr i32 kParts = (kCount + 31) / 32;
+  ptx::bulk_wait_read();  // what lay there before
+  __syncwarp();
+#pragma unroll
+  for (i32 c = begin; c < begin + kBoxes && c < kParts; ++c) {
+    // PERF: lanes and places anew wherever they are needed, or the forward of D64 would spill.
+    stage_rows<T>(acc, 32 * c, scale, shared + (c - begin) * kStagedBytes, ptx::opaque(lane));
+  }
+}
+/// Its second part: `boxes` from number `begin` on from there to global memory.
+template <class FirstRow>
+JALI_DEVICE void send_boxes(i32 begin, i32 boxes, u32 shared, const ptx::TensorMap& map, i64 stride,
+                            i32 cols, i32 lane, const RowsTo& to, FirstRow first_row) {
+  ptx::fence_async();
+  __syncwarp();
+  if (to.rows >= 16) {
+    if (ptx::elect()) {
+#pragma unroll
+      for (i32 c = begin; c < begin + boxes; ++c) {
+        ptx::store_box(map, shared + (c - begin) * kStagedBytes, 64 * c, to.token, to.head, to.b,
+                       to.end);
+      }
+      ptx::bulk_commit();
+    }
+  } else {
+    copy_staged_rows(shared, first_row() + 64 * begin, stride, to.rows,
+                     min_of(cols - 64 * begin, 64 * boxes), ptx::opaque(lane));
+  }
+}
 /// store_rows() by the copy engine, from kBoxes boxes of kStagedBytes in shared memory, as many at a time as
 /// there are; fewer than 16 rows by each thread, since behind them another sequence may begin: first_row() is the
 /// address of the first one. Before the boxes are used for something else, bulk_wait_read(). PERF: half the
@@ -119,31 +152,11 @@ JALI_DEVICE void store_boxes(const float (&acc)[kCount], const float (&scale)[2]
                              const ptx::TensorMap& map, i64 stride, i32 cols, i32 lane,
                              const RowsTo& to, FirstRow first_row) {
   constexpr i32 kParts = (kCount + 31) / 32;
-  // PERF: lanes and places anew wherever they are needed, or the forward of D64 would spill.
-  using ptx::opaque;
 #pragma unroll
   for (i32 begin = 0; begin < kParts; begin += kBoxes) {
-    ptx::bulk_wait_read();  // what lay there before
-    __syncwarp();
-#pragma unroll
-    for (i32 c = begin; c < begin + kBoxes && c < kParts; ++c) {
-      stage_rows<T>(acc, 32 * c, scale, shared + (c - begin) * kStagedBytes, opaque(lane));
-    }
-    ptx::fence_async();
-    __syncwarp();
-    if (to.rows >= 16) {
-      if (ptx::elect()) {
-#pragma unroll
-        for (i32 c = begin; c < begin + kBoxes && c < kParts; ++c) {
-          ptx::store_box(map, shared + (c - begin) * kStagedBytes, 64 * c, to.token, to.head, to.b,
-                         to.end);
-        }
-        ptx::bulk_commit();
-      }
-    } else {
-      copy_staged_rows(shared, first_row() + 64 * begin, stride, to.rows,
-                       min_of(cols - 64 * begin, 64 * kBoxes), opaque(lane));
-    }
+    stage_boxes<T, kBoxes>(acc, begin, scale, shared, lane);
+    send_boxes(begin, min_of(kBoxes, kParts - begin), shared, map, stride, cols, lane, to,
+               first_row);
   }
 }
 

@@ -49,10 +49,17 @@ struct QuadRun {
   }
 };
 
-/// For one thread: bit 2 j + x of [e].
+/// For one thread: of its cells of row e, 32 words apart by two, bit 2 j + x of [e], of 128 keys, then of [2 + e].
 template <i32 kGroups>
 struct VisibleBits {
-  u32 words[2];
+  static constexpr i32 kParts = ceil_div(kGroups, 4);
+  u32 words[2 * kParts];
+
+  /// Part n of the cells.
+  template <i32 n>
+  JALI_DEVICE static QuadRun<min_of(kGroups - 4 * n, 4)> part(const QuadRun<kGroups>& keys) {
+    return {keys.first + 128 * n, keys.end};
+  }
 
   /// From shared memory, lines of kGroups words: byte q of one is what lane q of a quad needs of 32
   /// cells.
@@ -83,16 +90,23 @@ struct VisibleBits {
       Row row;
 #pragma unroll
       for (i32 w = 0; w < Row::kCount; ++w) row.words[w] = loaded[w / 4][w % 4];
-      words[e] = mask.among(row.value, keys) & keys.between(-kFar, keys.end - 1);
+      auto of = [&](auto part) {
+        return mask.among(row.value, part) & part.between(-kFar, part.end - 1);
+      };
+      words[e] = of(part<0>(keys));
+      if constexpr (kParts > 1) words[2 + e] = of(part<1>(keys));
     }
   }
-  JALI_DEVICE void show(const QuadRun<kGroups>& keys) { words[0] = words[1] = keys.all(); }
-  JALI_DEVICE void show_all_if(bool condition) {
-    const u32 all = condition ? ~0u : 0;
-    words[0] |= all;
-    words[1] |= all;
+  JALI_DEVICE void show(const QuadRun<kGroups>& keys) {
+    words[0] = words[1] = part<0>(keys).all();
+    if constexpr (kParts > 1) words[2] = words[3] = part<1>(keys).all();
   }
-  JALI_DEVICE bool at(i32 j, i32 e, i32 x) const { return words[e] >> (2 * j + x) & 1; }
+  JALI_DEVICE void show_all_if(bool condition) {
+    for (u32& word : words) word |= condition ? ~0u : 0;
+  }
+  JALI_DEVICE bool at(i32 j, i32 e, i32 x) const {
+    return words[j / 16 * 2 + e] >> (j % 16 * 2 + x) & 1;
+  }
   /// Scores of hidden cells become -infinity. kOfProducts: of products alone, where a NaN of a hidden key or row may
   /// stay one; not where biases were added. PERF: then by an addition, since a selection takes the units of maxima and
   /// of rounding: windows 2 % less time.
@@ -100,7 +114,7 @@ struct VisibleBits {
   JALI_DEVICE void hide(float (&s)[16 * kGroups]) const {
 #pragma unroll
     for (i32 n = 0; n < 16 * kGroups; ++n) {
-      const u32 word = words[n / 2 % 2], bit = 1u << (n / 4 * 2 + n % 2);
+      const u32 word = words[n / 64 * 2 + n / 2 % 2], bit = 1u << (n / 4 % 16 * 2 + n % 2);
       if constexpr (kOfProducts) {
         asm("{\n.reg .pred p;\n.reg .b32 x;\nand.b32 x, %1, %2;\nsetp.eq.u32 p, x, 0;\n"
             "@p add.f32 %0, %0, 0fff800000;\n}"

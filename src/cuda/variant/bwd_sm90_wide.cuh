@@ -228,8 +228,9 @@ struct BackwardWide {
     /// Value side: draws the numbers of dropout for the row tile.
     JALI_DEVICE void draw() {
       if constexpr (kOptions.dropout) {
-        dropped.draw(a.scores, place());
-        dropped.go_to(note().shift, place().key);
+        const tile::CellPlace at = place();
+        dropped.draw(a.scores, at);
+        dropped.go_to(note().shift, at.key);
       }
     }
     // Between the four words of a thread. kOverlays: those of a warp lie where its dS comes to.

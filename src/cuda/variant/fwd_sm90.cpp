@@ -54,7 +54,7 @@ ScoreOptions options_of(const AttentionProblem& p) {
 
 /// Of ScoreArgs, what a polynomial in place of tanh needs: for products up to 1 without sign, arguments of tanh are up to
 /// kMostOfTanh. Beyond 1 products go on as a line: sums of weights below `most_sum` have none above it; and those above
-/// `least_sum` do not change by weights below it, of which a thread has 32 at most, by more than 2^-10.
+/// `least_sum` do not change by weights below it, of which a thread has 48 at most, by more than 2^-10.
 void set_tanh(ScoreArgs& a, double scale, double softcap) {
   const double end_product = kMostOfTanh * softcap / std::fmax(std::fabs(scale), 0x1p-60);
   const i32 exponent = clamp_to(std::ilogb(end_product), -60, 60);
@@ -67,7 +67,7 @@ void set_tanh(ScoreArgs& a, double scale, double softcap) {
   for (i32 n = 0; n < 2; ++n) a.tanh_terms[n] = static_cast<float>(unit * terms[n]);
   const double end = unit * std::fabs(terms[0] + terms[1]);
   a.most_sum = static_cast<float>(std::exp2(end));
-  a.least_sum = static_cast<float>(std::exp2(10 - end));
+  a.least_sum = static_cast<float>(std::exp2(11 - end));
 }
 
 class ForwardSm90 final : public ForwardVariant {

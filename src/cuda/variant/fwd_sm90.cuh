@@ -42,17 +42,16 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   const bool bias = options.bias != BiasType::kNone;
   const bool of_keys = options.key_bias != BiasType::kNone;
   const bool lean = !options.per_cell();  // few registers beside the tiles
-  // Beside a mask, what 160 registers do not hold.
+  const bool small = kD == 64 && kDv == 64;
   const bool capped = options.softcap && !options.bounded;
   const bool many = (options.alibi || capped || options.any_scale) && mask != MaskKind::kNone;
   // What the tensor cores add for keys leaves registers, too. PERF: a bias of keys at D64 1.51 to 1.09 of the time
   // without; causal, by two warpgroups in turns, 1.25 to 1.16, D96 1.10 to 1.03, but D128 1.09 to 1.10.
   const bool adds = of_keys && !bias && !options.dropout && multiplies_added(options);
-  // Dropout alone, too. PERF: 0.94 of the time of two; causal, without guessed maxima, 1.11.
+  // Dropout alone, too. PERF: 0.94 of the time of two.
   const bool drops = options.dropout && !options.adjusts();
-  if (kD == 64 && kDv == 64 && (lean || ((adds || drops) && mask == MaskKind::kNone)) && !many &&
-      !has_map(mask)) {
-    s.warpgroups = 3;  // 517, with two 460
+  if (small && mask == MaskKind::kNone && (lean || adds || drops)) {
+    s.warpgroups = 3;  // 517, with two 460; with tiles of 192 keys 504, 1K tokens 5 % less
     s.turns = Turns::kIssued;
     s.loader_registers = 32;
     s.consumer_registers = 160;
@@ -60,8 +59,15 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   // Or two may fall into step, and then wait for the tensor cores together. PERF: causal D96 2.28, not
   // 2.65 million cycles, D128 1K 2 % less time; dense D128 4 % more, random blocks 3 %, D192 and D256 as much.
   if (mask == MaskKind::kLight && kD <= 128 && kDv <= 128 && !many &&
-      ((lean && kD > 64) || (adds && kD >= 64 && kD < 128))) {
+      ((lean && (kD > 64 || small)) || (adds && kD >= 64 && kD < 128))) {
     s.turns = Turns::kIssued;
+    // PERF: three warpgroups lack registers for guessed maxima beside a mask. Two with tiles of 192 keys take 0.87 to 0.89
+    // of their time (causal, documents; windows 0.97 to 0.98, softcap 1.01), with tiles of 128 keys 0.92 to 0.94.
+    if (lean && small) {
+      s.keys = 192;
+      s.loader_registers = 40;
+      s.consumer_registers = 232;
+    }
     // One slot is enough then, and there is room for all boxes of out. PERF: causal D128 16K 2 % less time, 12
     // documents 32K 2 %, windows as much; dense as much, too.
     s.q_held = !options.softcap;
@@ -69,7 +75,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   }
   // PERF (us, H200, 8K): a bias over rows and keys, D64 1993 to 1922, D128 1303 to 1260; softcap, D128 831 to 804; dropout
   // 0.99 to 1.01 of the time, but without turns 1.1 by what else stands in a step. A bias of keys as much; Longformer 1.3 of
-  // the time, D64 causal, by three warpgroups, 1.38.
+  // the time.
   if (s.turns == Turns::kNone && !has_map(mask) && kDv <= 128 &&
       (options.bias_eights || options.dropout || options.bounded)) {
     s.turns = Turns::kScored;
@@ -203,10 +209,10 @@ struct Forward {
 
   // Consumers guess that full tiles bring no new maxima: they do not look for any, and raise them afterwards where
   // sums of weights say that the guess was wrong (raise_maxima). Not where that takes more than S and what is added for
-  // keys, or registers that three warpgroups lack. PERF: D128 7 % less time, D64 7 %, ALiBi 21 %, since its maxima come
+  // keys. PERF: D128 7 % less time, D64 7 %, ALiBi 21 %, since its maxima come
   // first; D256 as much, softcap 2 % more. Partial tiles, too: windows 8 % more.
   static constexpr bool kGuesses =
-      kDv <= 128 && kKeyBias <= kMultiplies && !(kConsumers == 3 && kMasked) &&
+      kDv <= 128 && kKeyBias <= kMultiplies &&
       !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.alibi > kLinear);
 
   // What keys add may be needed again.
@@ -233,6 +239,7 @@ struct Forward {
     u32 hidden = 0;          // those with hidden cells, if these are looked up
     i32 opened = 0;          // row tiles
     i32 note = 0, next = 0;  // the key tile and the one after it
+    i32 staged = -1;         // the row tile whose O is in shared memory (kSendsLate), or none
 
     float s[kKeys / 2], o[kDv / 2];
     u32 p[kKeys / 4];
@@ -444,17 +451,15 @@ struct Forward {
           bits.show(keys);
         }
       }
-      pin(bits.words[0] ^ bits.words[1], sm.base);
+      u32 all = 0;
+      for (u32 word : bits.words) all ^= word;
+      pin(all, sm.base);
       return bits;
     }
-    // Where O goes is found while products are in flight. PERF: windows, documents and 1K tokens 1 to 1.5 % less time; three
-    // warpgroups lack the registers.
-    static constexpr bool kKnowsPlace = kShape.boxes > 0 && kConsumers < 3;
     /// A row tile whose sums are complete; O is, or will be.
     struct Closed {
       i32 tile = -1;     // none
       float inverse[2];  // of the sums
-      tile::RowsTo to;   // kKnowsPlace
     };
     /// Where this warp's rows of O go.
     JALI_DEVICE tile::RowsTo rows_to(const RowTile& t) {
@@ -467,7 +472,6 @@ struct Forward {
     JALI_DEVICE Closed close_sums(i32 n) {
       Closed closed{n};
       const RowTile t = RowTile::load(sm.tile(n));
-      if constexpr (kKnowsPlace) closed.to = rows_to(t);
       float* to_lse = opaque(a.lse + t.lse(a, t.row + row()));
 #pragma unroll
       for (i32 e = 0; e < 2; ++e) {
@@ -498,20 +502,37 @@ struct Forward {
       }
       return closed;
     }
-    /// Stores the row tile's O.
+    // If all of O fits in shared memory, it stays there until products are in flight that its way to the copy engine need not
+    // delay. PERF: windows 0.983 to 0.988 of the time, and as much to have found where it goes by then. Three warpgroups lack the registers.
+    static constexpr bool kSendsLate = kShape.boxes == ceil_div(kDv, 64) && kConsumers < 3;
+    /// The first of this warp's rows of O.
+    JALI_DEVICE u16* first_row(const RowTile& t) {
+      return static_cast<u16*>(a.out) + t.out(a, t.row + opaque(warp()) * 16);
+    }
+    /// Stores the row tile's O; kSendsLate: with the next send().
     JALI_DEVICE void store(const Closed& closed) {
-      auto load = [&] { return RowTile::load(sm.tile(closed.tile)); };
-      auto first = [&](const RowTile& t) { return t.row + opaque(warp()) * 16; };
-      auto to = [&](const RowTile& t) { return static_cast<u16*>(a.out) + t.out(a, first(t)); };
-      if constexpr (kShape.boxes > 0) {
-        tile::store_boxes<T, kShape.boxes>(
-            o, closed.inverse, sm.boxes(broadcast(warp())), map_out, a.out_stride_l, a.Dv, lane,
-            kKnowsPlace ? closed.to : rows_to(load()), [&] { return to(load()); });
-      } else {
-        const RowTile t = load();
-        tile::store_rows<T>(o, closed.inverse, to(t), a.out_stride_l, t.f.num_rows - first(t), a.Dv,
-                            lane);
+      const u32 boxes = sm.boxes(broadcast(warp()));
+      if constexpr (kSendsLate) {
+        tile::stage_boxes<T, kShape.boxes>(o, 0, closed.inverse, boxes, lane);
+        staged = closed.tile;
+        return;
       }
+      const RowTile t = RowTile::load(sm.tile(closed.tile));
+      if constexpr (kShape.boxes > 0) {
+        tile::store_boxes<T, kShape.boxes>(o, closed.inverse, boxes, map_out, a.out_stride_l, a.Dv,
+                                           lane, rows_to(t), [&] { return first_row(t); });
+      } else {
+        tile::store_rows<T>(o, closed.inverse, first_row(t), a.out_stride_l,
+                            t.f.num_rows - t.row - warp() * 16, a.Dv, lane);
+      }
+    }
+    /// O that is in shared memory leaves it.
+    JALI_DEVICE void send() {
+      if (!kSendsLate || staged < 0) return;
+      const RowTile t = RowTile::load(sm.tile(staged));
+      tile::send_boxes(0, kShape.boxes, sm.boxes(broadcast(warp())), map_out, a.out_stride_l, a.Dv,
+                       lane, rows_to(t), [&] { return first_row(t); });
+      staged = -1;
     }
 
     /// S as multiply_qk() made it, by the warp alone and from global memory: K is free already, and no
@@ -799,6 +820,7 @@ struct Forward {
       Closed closed;
       tile::VisibleBits<kGroups> bits;
       if constexpr (kAny) {
+        send();
         bits = visible_bits();
         if (opens && opened > 1) closed = close_sums(opened - 2);
       }
@@ -871,6 +893,7 @@ struct Forward {
       tie(p);
       tie(o);
       multiply_pv(count - 1, note & kFirst);
+      send();
       const Closed closed = close_sums(opened - 1);
       wgmma_wait<0>();
       tie(o);
@@ -901,6 +924,7 @@ struct Forward {
       if (closed.tile >= 0) c.close_row_tile(closed);
       if (ends) break;
     }
+    c.send();
     bulk_wait_read();
   }
 
