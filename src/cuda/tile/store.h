@@ -109,7 +109,7 @@ JALI_DEVICE void store_rows_staged(const float (&acc)[kCount], const float (&sca
 struct RowsTo {
   i32 rows, token, head, b, end;
 };
-/// Its first part: boxes from number `begin` on to shared memory.
+/// The first part of store_boxes(), below: boxes from number `begin` on to shared memory.
 template <class T, i32 kBoxes, i32 kCount>
 JALI_DEVICE void stage_boxes(const float (&acc)[kCount], i32 begin, const float (&scale)[2],
                              u32 shared, i32 lane) {
@@ -122,7 +122,7 @@ JALI_DEVICE void stage_boxes(const float (&acc)[kCount], i32 begin, const float 
     stage_rows<T>(acc, 32 * c, scale, shared + (c - begin) * kStagedBytes, ptx::opaque(lane));
   }
 }
-/// Its second part: `boxes` from number `begin` on from there to global memory.
+/// The second part: `boxes` of them, from number `begin` on, from there to global memory.
 template <class FirstRow>
 JALI_DEVICE void send_boxes(i32 begin, i32 boxes, u32 shared, const ptx::TensorMap& map, i64 stride,
                             i32 cols, i32 lane, const RowsTo& to, FirstRow first_row) {

@@ -49,13 +49,13 @@ struct QuadRun {
   }
 };
 
-/// For one thread: of its cells of row e, 32 words apart by two, bit 2 j + x of [e], of 128 keys, then of [2 + e].
+/// For one thread: the first 128 keys as bits 2 j + x of [e], more as those of [2 + e].
 template <i32 kGroups>
 struct VisibleBits {
   static constexpr i32 kParts = ceil_div(kGroups, 4);
   u32 words[2 * kParts];
 
-  /// Part n of the cells.
+  /// Those of its cells that are in part n, of 128 keys or what there is.
   template <i32 n>
   JALI_DEVICE static QuadRun<min_of(kGroups - 4 * n, 4)> part(const QuadRun<kGroups>& keys) {
     return {keys.first + 128 * n, keys.end};

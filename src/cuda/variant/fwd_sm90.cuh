@@ -26,7 +26,7 @@
 //           they find anything, each finder warp; consumers need not arrive (Loader::run). cells_full: one
 //           a finder warp; cells_empty: one a consumer warp.
 // Here      for host and kernel: forward_shape, forward_section; Forward, the consumers, in this order: Q and
-//           the products; draw, prepare, adjust, visible_bits; close_sums, store; S again; S to P, by maxima
+//           the products; draw, prepare, adjust, visible_bits; close_sums, store, send; S again; S to P, by maxima
 //           (begin_weights, end_weights), or cell by cell (weigh_rows) by guessed ones (guess_weights, raise_maxima)
 //           or none (capped_weights); multiply, wait_s, step, run, end.
 //           Warpgroup 0 is in tile/forward_tiles.h.
@@ -43,8 +43,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   const bool of_keys = options.key_bias != BiasType::kNone;
   const bool lean = !options.per_cell();  // few registers beside the tiles
   const bool small = kD == 64 && kDv == 64;
-  const bool capped = options.softcap && !options.bounded;
-  const bool many = (options.alibi || capped || options.any_scale) && mask != MaskKind::kNone;
+  // What registers lack room for beside what a mask needs.
+  const bool many = options.alibi || (options.softcap && !options.bounded) || options.any_scale;
   // What the tensor cores add for keys leaves registers, too. PERF: a bias of keys at D64 1.51 to 1.09 of the time
   // without; causal, by two warpgroups in turns, 1.25 to 1.16, D96 1.10 to 1.03, but D128 1.09 to 1.10.
   const bool adds = of_keys && !bias && !options.dropout && multiplies_added(options);
@@ -209,8 +209,8 @@ struct Forward {
 
   // Consumers guess that full tiles bring no new maxima: they do not look for any, and raise them afterwards where
   // sums of weights say that the guess was wrong (raise_maxima). Not where that takes more than S and what is added for
-  // keys. PERF: D128 7 % less time, D64 7 %, ALiBi 21 %, since its maxima come
-  // first; D256 as much, softcap 2 % more. Partial tiles, too: windows 8 % more.
+  // keys. PERF: D128 7 % less time, D64 7 %, ALiBi 21 %, since its maxima come first; D256 as much, softcap 2 % more. Partial
+  // tiles, too: windows 8 % more.
   static constexpr bool kGuesses =
       kDv <= 128 && kKeyBias <= kMultiplies &&
       !(kBias || kOptions.any_scale || kOptions.softcap || kOptions.alibi > kLinear);
@@ -503,7 +503,8 @@ struct Forward {
       return closed;
     }
     // If all of O fits in shared memory, it stays there until products are in flight that its way to the copy engine need not
-    // delay. PERF: windows 0.983 to 0.988 of the time, and as much to have found where it goes by then. Three warpgroups lack the registers.
+    // delay. PERF: windows 0.983 to 0.988 of the time; windows, documents and 1K tokens 0.985 to 0.99 since where it goes is
+    // found beside these products. Three warpgroups lack the registers.
     static constexpr bool kSendsLate = kShape.boxes == ceil_div(kDv, 64) && kConsumers < 3;
     /// The first of this warp's rows of O.
     JALI_DEVICE u16* first_row(const RowTile& t) {
