@@ -90,8 +90,8 @@ struct VisibleBits {
       Row row;
 #pragma unroll
       for (i32 w = 0; w < Row::kCount; ++w) row.words[w] = loaded[w / 4][w % 4];
-      auto of = [&](auto part) {
-        return mask.among(row.value, part) & part.between(-kFar, part.end - 1);
+      auto of = [&](auto run) {
+        return mask.among(row.value, run) & run.between(-kFar, run.end - 1);
       };
       words[e] = of(part<0>(keys));
       if constexpr (kParts > 1) words[2 + e] = of(part<1>(keys));
