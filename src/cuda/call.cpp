@@ -291,7 +291,8 @@ Call::RowStrides Call::row_strides(const char* name, const HeadView& view, i64 t
 
 TensorMap Call::tensor_map(const char* name, const HeadView& view, i32 width, i64 tokens,
                            i32 rows) const {
-  constexpr int kBF16 = 9, kF16 = 6, kSwizzle128 = 3, kL2Promotion256 = 3;
+  // PERF: 256 bytes at a time take 1.15 of the time where rows do not begin at multiples of 32 (D72, forward).
+  constexpr int kBF16 = 9, kF16 = 6, kSwizzle128 = 3, kL2Promotion128 = 2;
   const RowStrides of = row_strides(name, view, tokens);
   auto count = [](i64 number) { return static_cast<u64>(max_of<i64>(number, 1)); };
   u64 dims[5] = {count(width), count(tokens), count(problem_.Hq / view.head_div), count(problem_.B),
@@ -313,7 +314,7 @@ TensorMap Call::tensor_map(const char* name, const HeadView& view, i32 width, i6
   driver_.check(driver_.tensor_map(&map, view.dtype == DType::kBF16 ? kBF16 : kF16, 5, data,
                                    reinterpret_cast<const std::uint64_t*>(dims),
                                    reinterpret_cast<const std::uint64_t*>(strides), box, steps, 0,
-                                   kSwizzle128, kL2Promotion256, 0),
+                                   kSwizzle128, kL2Promotion128, 0),
                 name);
   return map;
 }

@@ -54,7 +54,7 @@ def check(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("D", [32, 64, 128])
 @pytest.mark.parametrize("kind", ["rise", "fall", "turn", "spikes"])
 def test_scores_that_rise_and_fall(kind: str, D: int, dtype: torch.dtype) -> None:
     """By a little, by more than weights are guessed to have room for, by more than half precision
@@ -95,7 +95,7 @@ def test_with_what_keys_add(step: float, D: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("D", [32, 64, 128, 256])
 @pytest.mark.parametrize("cap", [2.0, 30.0, 56.0, 57.0, 300.0])
 def test_scores_at_both_ends_of_a_softcap(cap: float, D: int, dtype: torch.dtype) -> None:
     """Rows of scores near -cap, near cap, or both: in bf16, caps up to 56 need no maxima, and

@@ -11,7 +11,8 @@ from pathlib import Path
 
 PARTS = ("speed", "dtypes", "overhead", "memory", "plan", "flex")
 GPU_PARTS = (
-    "dense", "masks", "flex", "options", "plan", "overhead", "first_call", "memory", "pictures"
+    "dense", "dims", "masks", "flex", "options", "plan", "overhead", "first_call", "memory",
+    "pictures",
 )  # fmt: skip
 
 
@@ -54,6 +55,7 @@ def run_gpu(args: argparse.Namespace) -> None:
     rounds = args.rounds or (3 if args.quick else 7)
     parts = {
         "dense": lambda: gpu.dense(report, rounds),
+        "dims": lambda: gpu.dims(report, rounds),
         "masks": lambda: gpu.sparse(report, rounds),
         "flex": lambda: gpu.flex(report, rounds),
         "options": lambda: gpu_costs.options(report, rounds),

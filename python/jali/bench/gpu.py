@@ -189,14 +189,8 @@ def dense(report: Report, rounds: int) -> None:
     for backward in (False, True):
         print("backward" if backward else "forward")
         for name, problem, causal, goals in DENSE:
-            rivals = {
-                "jali": ours(jali.CausalMask() if causal else None),
-                "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION, causal),
-                "flash": sdpa(SDPBackend.FLASH_ATTENTION, causal),
-            }
-            seconds = measure(problem, rivals, rounds, backward)
-            cells = problem.L * (problem.L + 1) / 2 if causal else problem.L**2
-            speed = {n: problem.flops(cells, backward) / t / 1e12 for n, t in seconds.items()}
+            backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+            speed = speeds(problem, causal, backends, rounds, backward)
             floor, goal = goals[backward]
             best = speed.get("cudnn", speed.get("flash", float("nan")))
             result = report.add(
@@ -209,6 +203,49 @@ def dense(report: Report, rounds: int) -> None:
                 f"{against(result, floor, goal)}",
                 flush=True,
             )
+
+
+def speeds(
+    problem: Problem,
+    causal: bool,
+    backends: dict[str, SDPBackend],
+    rounds: int,
+    backward: bool,
+) -> dict[str, float]:
+    """TFLOP/s of Jali ("jali") and of those PyTorch backends that run this problem."""
+    rivals = {"jali": ours(jali.CausalMask() if causal else None)}
+    rivals |= {name: sdpa(backend, causal) for name, backend in backends.items()}
+    seconds = measure(problem, rivals, rounds, backward)
+    cells = problem.L * (problem.L + 1) / 2 if causal else problem.L**2
+    return {n: problem.flops(cells, backward) / t / 1e12 for n, t in seconds.items()}
+
+
+#: D and Dv: every kind of tile that kernels have, and dims that rows of 128 bytes do not divide.
+DIMS = [
+    (32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (96, 96), (104, 104), (112, 112), (128, 128),
+    (160, 160), (192, 192), (192, 128), (224, 224), (256, 256), (64, 128), (128, 64),
+]  # fmt: skip
+
+
+def dims(report: Report, rounds: int) -> None:
+    """Causal attention at other head dims, against cuDNN."""
+    print(f"\nHead dims, causal, bf16, H 2048 / D, 8K tokens; TFLOP/s, {rounds} rounds")
+    print(f"{'':22}{'forward':>8}{'cuDNN':>7}{'ratio':>7}{'backward':>10}{'cuDNN':>7}{'ratio':>7}")
+    for D, Dv in DIMS:
+        for length in (8192, 1024):
+            heads = max(1, 2048 // max(D, Dv))
+            problem = Problem(8192 // length, heads, heads, length, D, Dv)
+            name = f"d{D}" + (f"/{Dv}" if Dv != D else "") + f" {length // 1024}K causal"
+            line = f"  {name:20}"
+            for backward in (False, True):
+                backends = {"cudnn": SDPBackend.CUDNN_ATTENTION}
+                speed = speeds(problem, True, backends, rounds, backward)
+                cudnn = speed.get("cudnn", float("nan"))
+                section = "dims, backward" if backward else "dims, forward"
+                ratio = speed["jali"] / cudnn
+                report.add(Result(section, name, ratio, "x cuDNN", goal=1.0, detail=speed))
+                line += f"{speed['jali']:{10 if backward else 8}.0f}{cudnn:7.0f}{ratio:7.2f}"
+            print(line, flush=True)
 
 
 def packed_documents(length: int, count: int = 12) -> jali.PackedDocumentMask:
