@@ -220,7 +220,7 @@ def speeds(
     return {n: problem.flops(cells, backward) / t / 1e12 for n, t in seconds.items()}
 
 
-#: D and Dv: every kind of tile that kernels have, and dims that rows of 128 bytes do not divide.
+#: D and Dv: every shape of tiles that kernels have, and rows that begin anywhere in a sector of L2.
 DIMS = [
     (32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (96, 96), (104, 104), (112, 112), (128, 128),
     (160, 160), (192, 192), (192, 128), (224, 224), (256, 256), (64, 128), (128, 64),
