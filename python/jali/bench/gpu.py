@@ -154,6 +154,21 @@ def measure(
         return interleaved(able, rounds, problem.calls())
 
 
+def speeds(
+    problem: Problem,
+    causal: bool,
+    backends: dict[str, SDPBackend],
+    rounds: int,
+    backward: bool,
+) -> dict[str, float]:
+    """TFLOP/s of Jali ("jali") and of those PyTorch backends that run this problem."""
+    rivals = {"jali": ours(jali.CausalMask() if causal else None)}
+    rivals |= {name: sdpa(backend, causal) for name, backend in backends.items()}
+    seconds = measure(problem, rivals, rounds, backward)
+    cells = problem.L * (problem.L + 1) / 2 if causal else problem.L**2
+    return {n: problem.flops(cells, backward) / t / 1e12 for n, t in seconds.items()}
+
+
 # (floor, goal) of forward and backward
 Goals = tuple[tuple[float, float], tuple[float, float]]
 
@@ -186,10 +201,10 @@ def dense(report: Report, rounds: int) -> None:
     """Against cuDNN and FlashAttention-2, both as PyTorch calls them."""
     print(f"\nDense and causal, bf16; TFLOP/s, medians of {rounds} interleaved rounds")
     print(f"{'':26}{'jali':>7}{'cuDNN':>8}{'flash':>8}{'ratio':>8}  floor → goal")
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
     for backward in (False, True):
         print("backward" if backward else "forward")
         for name, problem, causal, goals in DENSE:
-            backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
             speed = speeds(problem, causal, backends, rounds, backward)
             floor, goal = goals[backward]
             best = speed.get("cudnn", speed.get("flash", float("nan")))
@@ -205,21 +220,6 @@ def dense(report: Report, rounds: int) -> None:
             )
 
 
-def speeds(
-    problem: Problem,
-    causal: bool,
-    backends: dict[str, SDPBackend],
-    rounds: int,
-    backward: bool,
-) -> dict[str, float]:
-    """TFLOP/s of Jali ("jali") and of those PyTorch backends that run this problem."""
-    rivals = {"jali": ours(jali.CausalMask() if causal else None)}
-    rivals |= {name: sdpa(backend, causal) for name, backend in backends.items()}
-    seconds = measure(problem, rivals, rounds, backward)
-    cells = problem.L * (problem.L + 1) / 2 if causal else problem.L**2
-    return {n: problem.flops(cells, backward) / t / 1e12 for n, t in seconds.items()}
-
-
 #: D and Dv: every shape of tiles that kernels have, and rows that begin anywhere in a sector of L2.
 DIMS = [
     (32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (96, 96), (104, 104), (112, 112), (128, 128),
@@ -231,14 +231,14 @@ def dims(report: Report, rounds: int) -> None:
     """Causal attention at other head dims, against cuDNN."""
     print(f"\nHead dims, causal, bf16, H 2048 / D, 8K tokens; TFLOP/s, {rounds} rounds")
     print(f"{'':22}{'forward':>8}{'cuDNN':>7}{'ratio':>7}{'backward':>10}{'cuDNN':>7}{'ratio':>7}")
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION}
     for D, Dv in DIMS:
         for length in (8192, 1024):
-            heads = max(1, 2048 // max(D, Dv))
+            heads = 2048 // max(D, Dv)
             problem = Problem(8192 // length, heads, heads, length, D, Dv)
             name = f"d{D}" + (f"/{Dv}" if Dv != D else "") + f" {length // 1024}K causal"
             line = f"  {name:20}"
             for backward in (False, True):
-                backends = {"cudnn": SDPBackend.CUDNN_ATTENTION}
                 speed = speeds(problem, True, backends, rounds, backward)
                 cudnn = speed.get("cudnn", float("nan"))
                 section = "dims, backward" if backward else "dims, forward"
@@ -395,16 +395,11 @@ def over_length(report: Report, rounds: int) -> list[Curve]:
     for length in lengths:
         problem = Problem(16384 // length, 16, 16, length, 128, 128)
         for kind, causal in (("dense", False), ("causal", True)):
-            rivals = {
-                "jali": ours(jali.CausalMask() if causal else None),
-                "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION, causal),
-            }
-            cells = length * (length + 1) / 2 if causal else length**2
-            for name, seconds in measure(problem, rivals, rounds, False).items():
-                speed = problem.flops(cells, False) / seconds / 1e12
+            backends = {"cudnn": SDPBackend.CUDNN_ATTENTION}
+            for name, speed in speeds(problem, causal, backends, rounds, False).items():
                 curves.setdefault(f"{name} {kind}", []).append(speed)
                 report.add(Result("length", f"{name} {kind} {length}", speed, "TFLOP/s"))
-        found = "  ".join(f"{name} {speeds[-1]:.0f}" for name, speeds in curves.items())
+        found = "  ".join(f"{name} {y[-1]:.0f}" for name, y in curves.items())
         print(f"  {length:>6}  {found}", flush=True)
     return [Curve(name, [n / 1024 for n in lengths], y) for name, y in curves.items()]
 

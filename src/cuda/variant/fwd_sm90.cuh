@@ -13,8 +13,8 @@
 //           find out what consumers need to know of a mask: of a light one the numbers of each row, of
 //           a heavy one the cells of partial tiles; and they bring what keys add to scores. The other
 //           warpgroups: 64 rows each; S of the next key tile is in flight with O += P V of the last one,
-//           across row tiles too. Three take turns at the tensor cores, under a light mask or beside some
-//           options two, too.
+//           across row tiles too. Three take turns at the tensor cores; two, too, under a light mask, beside
+//           some options, and at D 129 to 192.
 // Options   what keys add, a bias of theirs or ALiBi, the tensor cores add to S; all else consumers do
 //           when S is there. What each costs: docs/performance.md.
 // Shared    Q slots, K and V stages, each [dim / 64][rows][64]; what is found of the mask; what keys
