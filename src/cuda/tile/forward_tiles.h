@@ -18,7 +18,7 @@ namespace jali::tile {
 using namespace ptx;
 using cuda::ForwardArgs;
 
-/// T: BF16 or FP16. kD, kDv: head dims, multiples of 32. M: the mask. kOptions: of the scores. kMask: what the
+/// T: BF16 or FP16. kD, kDv: head dims, multiples of 16. M: the mask. kOptions: of the scores. kMask: what the
 /// mask asks, as the host says. kShape: how the work is divided.
 template <class T, i32 kD, i32 kDv, class M, cuda::ScoreOptions kOptions, cuda::MaskKind kMask,
           cuda::ForwardShape kShape>

@@ -13,7 +13,7 @@ namespace {
 
 constexpr i32 kMaxHeadDim = 256;
 
-i32 rounded(i32 dim) { return ceil_div(dim, 32) * 32; }
+i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
 
 MaskKind kind_of(const AttentionProblem& p) {
   if (p.mask->trivial()) return MaskKind::kNone;

@@ -2,7 +2,7 @@
 //
 // Serves    fp16, bf16; GQA; padded and packed (varlen) layouts; any mask of closed-form leaves or
 //           stored blocks; softcap, biases, ALiBi, sinks, dropout. kD and kDv: D and Dv rounded up
-//           to multiples of 32.
+//           to multiples of 16.
 // Tensors   q, k, v, out by the tensor maps of call.h, in boxes of 64 columns x rows or keys under
 //           the 128-byte swizzle: one copy per 64 columns, the engine fills zeros beyond D. lse, and
 //           out where a sequence ends or shared memory has no room, by pointer and strides; rows of
@@ -36,13 +36,14 @@
 
 namespace jali::cuda {
 
-/// The shape for kD and kDv, multiples of 32 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
+/// The shape for kD and kDv, multiples of 16 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
 constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
   ForwardShape s;
   const bool bias = options.bias != BiasType::kNone;
   const bool of_keys = options.key_bias != BiasType::kNone;
   const bool lean = !options.per_cell();  // few registers beside the tiles
-  const bool small = kD == 64 && kDv == 64, tiny = kD == 32 && kDv == 32;
+  const bool tiny = kD <= 32 && kDv <= 32;
+  const bool small = kD <= 64 && kDv <= 64 && kD > 32 && kDv > 32;
   // What registers lack room for beside what a mask needs.
   const bool many = options.alibi || (options.softcap && !options.bounded) || options.any_scale;
   // What the tensor cores add for keys leaves registers, too. PERF: a bias of keys at D64 1.51 to 1.09 of the time
@@ -62,7 +63,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   // windows 0.92, 1K causal 0.945, 16K causal 0.935, 12 causal documents 0.97, until its products are issued 0.98, 0.965,
   // 0.955 and 1.00; three warpgroups 0.98, 1.15, 0.88 and 0.89.
   if (mask == MaskKind::kLight && kD <= 128 && kDv <= 128 && !many &&
-      ((lean && (kD > 64 || small || tiny)) || (adds && kD >= 64 && kD < 128))) {
+      ((lean && (kD > 64 || small || tiny)) || (adds && kD > 32 && kD <= 96))) {
     s.turns = tiny ? Turns::kScored : Turns::kIssued;
     // PERF: three warpgroups lack registers for guessed maxima beside a mask. Two with tiles of 192 keys take 0.87 to 0.89
     // of their time (causal, documents; windows 0.97 to 0.98, softcap 1.01), with tiles of 128 keys 0.92 to 0.94.
@@ -88,7 +89,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     s.turns = Turns::kScored;
   }
   // 1K tokens: 549, without 534; a window of 1024: 2 % faster.
-  if (mask != MaskKind::kHeavy && kD == 128 && !bias) s.early = 4;
+  if (mask != MaskKind::kHeavy && kD > 96 && kD <= 128 && !bias) s.early = 4;
   if (mask != MaskKind::kNone) {
     s.cells = mask == MaskKind::kHeavy ? 4 : 2;
     s.row_bytes = mask == MaskKind::kHeavy ? kHeavyRowBytes : kLightRowBytes;
@@ -117,7 +118,9 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
     return shape;
   };
   if (!s.fits(kD, kDv)) s.slots = 1;
-  if (s.fits(kD, kDv)) return with_staging(s);
+  // Or these would spill, and ptxas serialize their WGMMAs.
+  const bool splits = lean && options.softcap && kDv > 160;
+  if (s.fits(kD, kDv) && !splits) return with_staging(s);
   // One and a half key tiles of V: D192 691, with tiles of 64 keys 608.
   if (lean) {
     ForwardShape split = s;
@@ -205,7 +208,7 @@ struct Forward {
   // PERF: without maxima all of the first row's, where registers hold them.
   static constexpr i32 kEarly = kOptions.bounded && kConsumers < 3 ? kKeys / 8 : kShape.early;
   // A bias of keys that consumers add is loaded beside S, if it fits there.
-  static constexpr bool kKeysEarly = kKeyBias && !kMultiplies && kDv < 192;
+  static constexpr bool kKeysEarly = kKeyBias && !kMultiplies && kDv <= 160;
   static constexpr bool kKeysLate = kKeyBias && !kMultiplies && !kKeysEarly;
   // prepare() comes behind the MMAs. PERF: or ptxas puts what it loads between them, and what waits for that (ALiBi,
   // when it loaded a slope in each step: 1.04 of the time). Not the loads of a bias over rows and keys, which are late.
@@ -230,7 +233,7 @@ struct Forward {
   // No P V beside work that needs P's registers.
   template <bool kAny>
   static constexpr bool kTight =
-      (kDv >= 192 && (kAny || kOptions.per_cell())) || (kAny && kShape.consumer_registers <= 160);
+      (kDv > 160 && (kAny || kOptions.per_cell())) || (kAny && kShape.consumer_registers <= 160);
 
   // Cells that ptxas may mix. PERF: fewer leave less to it, but each time takes an instruction (docs/design.md).
   static constexpr i32 kTogether = kOptions.softcap ? 4 : 2;
