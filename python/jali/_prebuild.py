@@ -78,12 +78,14 @@ def prebuild(
 
     Needs NVRTC (`pip install nvidia-cuda-nvrtc`) but no GPU. Kernels depend on dtypes, head dims,
     the structure of the mask, which options are given and whether sequences are packed; not on
-    lengths, numbers of heads, widths or what is in a tensor. So any tensors of the right kind will
-    do, on any device: meta tensors need no memory. Five exceptions: documents that lie behind each
-    other have the kernels of packed sequences, unless they are short (`PackedDocumentMask`); a bias
-    over rows and keys has other kernels where its keys or strides are odd, and, if its gradient is
-    wanted, where sequences or query heads share it (pass it with the B and the heads of the calls);
-    a predicate may need 64-bit numbers for long sequences; in bf16 a softcap above 56 has another
+    numbers of heads, or what is in a tensor. So any tensors of the right kind will do, on any
+    device: meta tensors need no memory. Nor do they depend on lengths or widths, but for forwards
+    of head dims up to 64, of which there may be one for short sequences and windows, and one for
+    long ones: both are compiled. Five more exceptions: documents that lie behind each other have
+    the kernels of packed sequences, unless they are short (`PackedDocumentMask`); a bias over rows
+    and keys has other kernels where its keys or strides are odd, and, if its gradient is wanted,
+    where sequences or query heads share it (pass it with the B and the heads of the calls); a
+    predicate may need 64-bit numbers for long sequences; in bf16 a softcap above 56 has another
     forward than one below; a dropout_p above 0.5 has other kernels than one below, and below 0.0039
     or from 0.4102 on may have another backward.
 

@@ -11,9 +11,10 @@ namespace jali {
 
 const std::vector<EnvVariable>& env_variables() {
   static const std::vector<EnvVariable> table = {
-      {"JALI_FORCE", "v2 | v3 | v4, dense | inline | stored",
+      {"JALI_FORCE", "v2 | v3 | v4, dense | inline | stored, small | large",
        "the instruction set that the CPU backend uses (read once); where GPU kernels have a mask's "
-       "tiles from: all are visited, each is classified as it comes, or a map is made before"},
+       "tiles from: all are visited, each is classified as it comes, or a map is made before; how "
+       "large a GPU forward's tiles are, at head dims up to 64"},
       {"JALI_CACHE", "folder", "compiled GPU kernels (default: ~/.cache/jali)"},
       {"JALI_CACHE_LIMIT", "MB", "size of that folder for one compiler version (default: 512)"},
       {"JALI_NVRTC", "path", "libnvrtc.so to compile GPU kernels with"},
@@ -38,7 +39,8 @@ std::string env(const char* name) {
 }
 
 std::string forced(std::initializer_list<const char*> choices) {
-  static constexpr const char* kKnown[] = {"v2", "v3", "v4", "dense", "inline", "stored"};
+  static constexpr const char* kKnown[] = {"v2",     "v3",     "v4",    "dense",
+                                           "inline", "stored", "small", "large"};
   const std::string list = env("JALI_FORCE");
   std::string found;
   for (std::size_t begin = 0; begin < list.size();) {
@@ -48,8 +50,9 @@ std::string forced(std::initializer_list<const char*> choices) {
     if (std::find(std::begin(kKnown), std::end(kKnown), item) == std::end(kKnown)) {
       value_error(
           "JALI_FORCE=", list,
-          ": expected v2, v3 or v4, and dense, inline or stored, separated by a comma, got '", item,
-          "'");
+          ": expected v2, v3 or v4, and dense, inline or stored, and small or large, separated by "
+          "commas, got '",
+          item, "'");
     }
     if (std::find(choices.begin(), choices.end(), item) != choices.end()) found = item;
   }

@@ -116,7 +116,7 @@ class CudaBackend final : public Backend {
     std::vector<KernelText> texts;
     const Choice<ForwardVariant> forward = choose_forward(problem, device);
     if (!forward.best) unsupported("no GPU kernel can run this forward: ", forward.fit.reason);
-    texts = forward.best->texts(problem);
+    texts = forward.best->texts_of_any_length(problem);
     if (backward) {
       const Choice<BackwardVariant> choice = choose_backward(problem, grads, device);
       if (!choice.best) unsupported("no GPU kernel can run this backward: ", choice.fit.reason);

@@ -34,6 +34,8 @@ class ForwardVariant {
   virtual TileSource source(const AttentionProblem& problem) const = 0;
   /// All modules that run() may need, the attention kernel's first.
   virtual std::vector<KernelText> texts(const AttentionProblem& problem) const = 0;
+  /// And those that it may need for problems of other lengths, and for masks of other widths.
+  virtual std::vector<KernelText> texts_of_any_length(const AttentionProblem& problem) const = 0;
   /// lse may be absent.
   virtual void run(Call& call, const HeadView& out, const HeadView& lse) const = 0;
 };

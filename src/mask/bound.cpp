@@ -49,7 +49,7 @@ i32 check_length(const char* name, std::int64_t n) {
 BoundMask::BoundMask(const Mask& mask, const Shape& shape) : shape_(shape) {
   bind_shape();
   if (!on_gpu()) bind_frames();
-  numbers_alone_ = mask.tables().empty();
+  num_tables_ = static_cast<i32>(mask.tables().size());
   parse(mask);
 }
 
@@ -191,6 +191,7 @@ std::optional<TokenTable<i32>> BoundMask::take_documents(i64 most) {
   const i64 largest = kMaxLength / max_of(num_batches_, 1);
   if (num < 1 || num > most || documents.stride_l != 1 || documents.stride_b > largest) return {};
   leaves_.erase(leaves_.begin() + found);
+  --num_tables_;
   summaries_.clear();  // relative leaves have none
   nodes_.clear();
   for (i32 n = 0; n < static_cast<i32>(leaves_.size()); ++n) {

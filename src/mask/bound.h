@@ -26,7 +26,7 @@ class BoundMask {
   /// No mask at all: every cell of every tile is visible.
   bool trivial() const { return nodes_.empty(); }
   /// Whether it has no tables, of one number neither: the host knows all of it.
-  bool numbers_alone() const { return numbers_alone_; }
+  bool numbers_alone() const { return num_tables_ == 0; }
   /// Whether cells may differ between sequences (then per-sequence lengths may differ too) / heads.
   bool varies_by_batch() const { return varies_by_batch_; }
   bool varies_by_head() const { return num_heads_ > 1; }
@@ -71,8 +71,8 @@ class BoundMask {
   void check_tables(const LeafNode& leaf) const;
 
   Shape shape_;
-  i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1, lq_ = 0, lk_ = 0;
-  bool varies_by_batch_ = false, numbers_alone_ = false;
+  i32 num_batches_ = 1, hq_ = 1, num_heads_ = 1, lq_ = 0, lk_ = 0, num_tables_ = 0;
+  bool varies_by_batch_ = false;
   bool frames_vary_ = false;   // lengths or offsets differ between sequences
   std::vector<Frame> frames_;  // per sequence, for head 0; one for all unless frames_vary_
   std::vector<Node> nodes_;

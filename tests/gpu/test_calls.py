@@ -480,6 +480,28 @@ def test_explain_tells_of_the_gpu() -> None:
     assert said.tile == jali.explain(q, k, v, jali.CausalMask()).tile
 
 
+def test_small_tiles_where_large_ones_would_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    causal, last = jali.CausalMask(), jali.WindowMask.last
+    pieces = jali.DocumentMask.from_lengths
+
+    def tile(L: int, mask: jali.Mask | None = None, D: int = 64) -> tuple[int, int]:
+        return jali.explain(*inputs(L, H=1, D=D), mask).tile
+
+    small, high, long = (128, 128), (192, 128), (128, 192)
+    assert [tile(L) for L in (197, 256, 1024)] == [small] * 3
+    assert [tile(L) for L in (192, 384, 2048)] == [high] * 3
+    assert [tile(L, causal) for L in (1000, 4000, 4200)] == [small, small, long]
+    assert [tile(9000, causal & last(n)) for n in (100, 2048, 2100)] == [small, small, long]
+    assert tile(6000, causal & pieces([2000] * 3)) == small
+    assert tile(9000, causal & pieces([3000] * 3)) == long
+    assert tile(9000, causal & last(100) & pieces([4500] * 2)) == small
+    assert tile(200, D=40) == small and tile(200, D=72) == tile(192, D=128) == small
+    monkeypatch.setenv("JALI_FORCE", "large,stored")
+    assert tile(256) == high
+    monkeypatch.setenv("JALI_FORCE", "large")
+    assert tile(256, causal) == long
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", ["window", "documents", "packed documents"])
 def test_tiles_from_a_forced_source(

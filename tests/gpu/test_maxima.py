@@ -10,6 +10,8 @@ import jali
 import pytest
 import torch
 
+from tests.gpu.sizes import sizes, tiles
+
 pytestmark = pytest.mark.gpu
 
 ROWS, KEYS, TILE = 300, 1100, 128
@@ -45,12 +47,15 @@ def check(
     on_gpu = {**options, **{n: x.to("cuda") for n, x in numbers.items()}}
     on_gpu["mask"] = None if mask is None else mask.to("cuda")
     q, k, v = (x.to("cuda") for x in tensors)
-    out, got = jali.attention(q, k, v, scale=1.0, return_lse=True, **on_gpu)
-    error = (out.cpu().double() - truth).abs().max().item()
-    assert error <= (tolerance or ERRORS[tensors[0].dtype]), f"out is off by {error:.3g}"
-    torch.testing.assert_close(
-        got.cpu().double(), lse, rtol=1e-5, atol=tolerance or 1e-3, equal_nan=True
-    )
+    for size in sizes(q.shape[-1]):
+        with tiles(size):
+            out, got = jali.attention(q, k, v, scale=1.0, return_lse=True, **on_gpu)
+        error = (out.cpu().double() - truth).abs().max().item()
+        most = tolerance or ERRORS[tensors[0].dtype]
+        assert error <= most, f"out is off by {error:.3g}, {size} tiles"
+        torch.testing.assert_close(
+            got.cpu().double(), lse, rtol=1e-5, atol=tolerance or 1e-3, equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from tests.fuzz import cases, properties
+from tests.gpu.sizes import tiles
 from tests.python import accuracy
 
 pytestmark = pytest.mark.gpu
@@ -91,17 +92,23 @@ def run(
     record("structures", ran // REPEATS)
 
 
+def size(case: Any) -> str:
+    """Of a forward's tiles: the same for all cases of a structure, which is compiled for once."""
+    return "large" if case["seed"] % 2 else "small"
+
+
 def attention(case: Any, **more: Any) -> None:
     mask, meaning = cases.build(case["tree"])
     p = cases.problem(properties._plain(case))
     options = properties._options(case, p)
     if case["q_offset"] is not None:
         options["q_offset"] = properties._torch(case["q_offset"])
-    accuracy.check_attention(
-        mask, properties.torch.from_numpy(p.visible(meaning)), Hkv=p.Hkv, D=case["D"],
-        Dv=case["Dv"], dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
-        options=options, device="cuda", **more,
-    )  # fmt: skip
+    with tiles(size(case)):
+        accuracy.check_attention(
+            mask, properties.torch.from_numpy(p.visible(meaning)), Hkv=p.Hkv, D=case["D"],
+            Dv=case["Dv"], dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
+            options=options, device="cuda", **more,
+        )  # fmt: skip
 
 
 def in_order(case: Any) -> None:
@@ -113,11 +120,12 @@ def in_order(case: Any) -> None:
 def varlen(case: Any) -> None:
     mask, meaning = cases.build(case["tree"])
     p = cases.problem(case)
-    accuracy.check_varlen(
-        mask, p, meaning, D=case["D"], Dv=case["Dv"],
-        dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
-        options=properties._options(case, p), device="cuda",
-    )  # fmt: skip
+    with tiles(size(case)):
+        accuracy.check_varlen(
+            mask, p, meaning, D=case["D"], Dv=case["Dv"],
+            dtype=getattr(properties.torch, case["dtype"]), seed=case["seed"],
+            options=properties._options(case, p), device="cuda",
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("shard", SHARDS)

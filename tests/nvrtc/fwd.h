@@ -1,4 +1,4 @@
-// FORWARD(name, T, D, Dv, mask, options…): one forward kernel.
+// FORWARD(name, T, D, Dv, mask, options…): one forward kernel. FORWARD_SMALL: of small tiles, see forward_shape().
 #pragma once
 
 #include "cuda/kernel/stored.h"
@@ -26,12 +26,15 @@ inline constexpr MaskKind kKind<predicate::Neighborhood> = MaskKind::kMapped;
 template <>
 inline constexpr MaskKind kKind<CausalNeighborhood> = MaskKind::kMapped;
 
-#define FORWARD(name, T, D, Dv, M, ...)                                                          \
+#define FORWARD(name, T, D, Dv, M, ...) FORWARD_OF(false, name, T, D, Dv, M, __VA_ARGS__)
+#define FORWARD_SMALL(name, T, D, Dv, M, ...) FORWARD_OF(true, name, T, D, Dv, M, __VA_ARGS__)
+#define FORWARD_OF(small, name, T, D, Dv, M, ...)                                                \
   constexpr ScoreOptions kOptions_##name{__VA_ARGS__};                                           \
-  extern "C" __global__ void __launch_bounds__(                                                  \
-      forward_shape(D, Dv, kOptions_##name, kKind<M>).threads(), 1)                              \
+  constexpr ForwardShape kShape_##name = forward_shape(D, Dv, kOptions_##name, kKind<M>, small); \
+  extern "C" __global__ void __launch_bounds__(kShape_##name.threads(), 1)                       \
       name(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,   \
            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap out, \
            const __grid_constant__ ForwardArgs a, const __grid_constant__ M mask) {              \
-    Forward<ptx::T, D, Dv, M, kOptions_##name, kKind<M>>::run(q, k, v, out, a, mask);            \
+    Forward<ptx::T, D, Dv, M, kOptions_##name, kKind<M>, kShape_##name>::run(q, k, v, out, a,    \
+                                                                             mask);              \
   }

@@ -123,13 +123,22 @@ def test_options_compile_to_good_kernels() -> None:
     kernels = jali.prebuild(*call(), causal, backward=False, **OPTIONS)
     assert "true, true, BiasType(" in kernels[0].module and kernels[0].clean, kernels[0]
     packed = [x[0].transpose(0, 1) for x in call()]
-    [varlen] = jali.prebuild(*packed, causal, backward=False, **VARLEN)
-    [padded] = jali.prebuild(*call(), causal, backward=False)
+    varlen = jali.prebuild(*packed, causal, backward=False, **VARLEN)
+    padded = jali.prebuild(*call(), causal, backward=False)
     # Each without what only the other needs.
-    assert varlen.module == padded.module.replace(" for ", ", cut, for ") and varlen.clean
+    assert [x.module for x in varlen] == [x.module.replace(" for ", ", cut, for ") for x in padded]
+    assert all(x.clean for x in varlen)
     deterministic = jali.prebuild(*call(), causal, deterministic=True)
     assert all(kernel.clean for kernel in deterministic)
     assert {x.module for x in deterministic} != {x.module for x in jali.prebuild(*call(), causal)}
+
+
+def test_forwards_of_both_sizes_are_compiled() -> None:
+    """Up to head dim 64, short calls have other tiles than long ones."""
+    for mask in (None, causal):
+        large, small = (x.module for x in jali.prebuild(*call(), mask, backward=False))
+        assert small == large.replace(" for ", ", small for ")
+        assert len(jali.prebuild(*call(72, 72), mask, backward=False)) == 1
 
 
 def test_gradients_of_biases_are_compiled_for_where_they_require_one() -> None:
@@ -251,17 +260,17 @@ def test_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JALI_CACHE", "replaced by --into, and put back at the end")
-    words = ["prebuild", "dense", "causal & document(3)", "D=32", "dtype=bfloat16,float16"]
+    words = ["prebuild", "dense", "causal & document(3)", "D=72", "dtype=bfloat16,float16"]
     assert cli.main([*words, "--forward", "--into", str(tmp_path)]) == 0
     assert len(files(tmp_path)) == 5
     told = capsys.readouterr().out
-    assert len(re.findall(r"(?:dense|causal .*) D=32 b?float16: forward \d+", told)) == 4
+    assert len(re.findall(r"(?:dense|causal .*) D=72 b?float16: forward \d+", told)) == 4
     assert "5 kernels for 4 calls: 5 compiled, 0 found in the cache; 0 with spills" in told
     assert cli.main([*words, "--forward"]) == 0
     assert "5 kernels for 4 calls: 0 compiled, 5 found" in capsys.readouterr().out
-    assert cli.main(["prebuild", "dense", "D=32", "--packed", "--forward"]) == 0
+    assert cli.main(["prebuild", "dense", "D=72", "--packed", "--forward"]) == 0
     told = capsys.readouterr().out
-    assert "dense D=32 bfloat16, packed: forward " in told
+    assert "dense D=72 bfloat16, packed: forward " in told
     assert "2 kernels for 2 calls: 1 compiled, 1 found" in told
     assert cli.main(["prebuild", "causal", "D=512"]) == 1
     assert "up to 256" in capsys.readouterr().out
@@ -288,7 +297,7 @@ def test_common_kernels() -> None:
 
 START = """
 import torch, jali
-x = torch.empty(1, 1, 1, 64, dtype=torch.float16, device="meta")
+x = torch.empty(1, 1, 1, 128, dtype=torch.float16, device="meta")
 """
 MAKE = START + "print(*(k.compiled for k in jali.prebuild(x, x, x, backward=False)))"
 

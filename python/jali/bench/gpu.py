@@ -228,18 +228,18 @@ DIMS = [
 
 
 def dims(report: Report, rounds: int) -> None:
-    """Causal attention at other head dims, against cuDNN."""
-    print(f"\nHead dims, causal, bf16, H 2048 / D, 8K tokens; TFLOP/s, {rounds} rounds")
+    """Other head dims, causal, and of short sequences without a mask, against cuDNN."""
+    print(f"\nHead dims, bf16, H 2048 / D, 8K tokens; TFLOP/s, {rounds} rounds")
     print(f"{'':22}{'forward':>8}{'cuDNN':>7}{'ratio':>7}{'backward':>10}{'cuDNN':>7}{'ratio':>7}")
     backends = {"cudnn": SDPBackend.CUDNN_ATTENTION}
     for D, Dv in DIMS:
-        for length in (8192, 1024):
+        for length, size, causal in ((8192, "8K", True), (1024, "1K", True), (256, "256", False)):
             heads = 2048 // max(D, Dv)
             problem = Problem(8192 // length, heads, heads, length, D, Dv)
-            name = f"d{D}" + (f"/{Dv}" if Dv != D else "") + f" {length // 1024}K causal"
+            name = f"d{D}" + f"/{Dv}" * (Dv != D) + f" {size}" + " causal" * causal
             line = f"  {name:20}"
             for backward in (False, True):
-                speed = speeds(problem, True, backends, rounds, backward)
+                speed = speeds(problem, causal, backends, rounds, backward)
                 cudnn = speed.get("cudnn", float("nan"))
                 section = "dims, backward" if backward else "dims, forward"
                 ratio = speed["jali"] / cudnn

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/env.h"
 #include "base/error.h"
 #include "cuda/kernel/work_order.h"
 #include "cuda/score_arguments.h"
@@ -70,6 +71,61 @@ void set_tanh(ScoreArgs& a, double scale, double softcap) {
   a.least_sum = static_cast<float>(std::exp2(11 - end));
 }
 
+/// What of a problem a kernel is compiled for, and its shape then.
+struct Form {
+  i32 kD, kDv;
+  ScoreOptions options;
+  MaskKind mask;
+  bool small;  // tiles, see forward_shape()
+  ForwardShape shape;
+
+  Form(const AttentionProblem& p, bool small_tiles)
+      : kD(rounded(p.D)),
+        kDv(rounded(p.Dv)),
+        options(options_of(p)),
+        mask(kind_of(p)),
+        small(small_tiles),
+        shape(forward_shape(kD, kDv, options, mask, small)) {}
+  bool large() const { return shape.rows() > kSmallTile || shape.keys > kSmallTile; }
+  static constexpr i32 kSmallTile = 128;
+};
+
+/// Whether large tiles would be empty for a good part. Where sequences are cut, pieces count by their mean length.
+/// PERF: time of small tiles over that of large ones, D64: 197, 256, 512, 577, 1024 rows, which large ones do not fit, 0.79,
+/// 0.79, 0.98, 0.91, 0.97; 384, 768, 1536, which both fit, 1.14, 1.09, 1.07. Windows of 256, 512, 1024, 2048, 4096 keys 0.75,
+/// 0.81, 0.90, 0.96, 1.005; 1K, 2K, 4K, 8K causal tokens, of which a row sees half, 0.89, 0.97, 1.01, 1.03. D48 0.79 to
+/// 1.11; 0.70, 0.76, 0.85, 0.965, 1.00; 0.87, 0.94, 0.98, 0.99.
+bool large_tiles_waste(const AttentionProblem& p, const ForwardShape& large) {
+  constexpr i64 kFewKeys = 2048;
+  const i64 pieces = max_of(p.varlen ? p.B : p.documents ? p.documents->length - 1 : 1, 1);
+  const i64 rows = (p.varlen ? p.Tq : p.Lq) / pieces, keys = (p.varlen ? p.Tk : p.Lk) / pieces;
+  if (large.rows() > Form::kSmallTile) {
+    auto taken = [&](i32 tile) {
+      return p.cut() ? rows + tile / 2 : ceil_div(rows, i64{tile}) * tile;
+    };
+    return 11 * taken(Form::kSmallTile) < 10 * taken(large.rows());
+  }
+  if (!p.mask->numbers_alone() || rows < 1) return keys <= kFewKeys;
+  // The row in the middle; of a piece of twice that length, since most of the work is in those that are longer.
+  Frame f;
+  f.num_rows = static_cast<i32>(min_of<i64>(p.cut() ? 2 * rows : rows, kFar));
+  f.num_keys = static_cast<i32>(min_of<i64>(p.cut() ? 2 * keys : keys, kFar));
+  const IntParam& offset = p.mask->shape().q_offset;
+  const bool given = offset.tag == IntParam::Tag::kNumber;
+  f.q_offset = given ? static_cast<i32>(offset.number) : f.num_keys - f.num_rows;
+  MaskCursor cursor(*p.mask, f);
+  cursor.set_rows(f.num_rows / 2, f.num_rows / 2 + 1);
+  const Span seen = cursor.key_span();
+  return seen.end - seen.begin <= kFewKeys;
+}
+Form form_of(const AttentionProblem& p) {
+  const Form form(p, false);
+  if (!form.large()) return form;
+  const std::string size = forced({"small", "large"});
+  const bool small = size.empty() ? large_tiles_waste(p, form.shape) : size == "small";
+  return small ? Form(p, true) : form;
+}
+
 class ForwardSm90 final : public ForwardVariant {
  public:
   Fit fits(const AttentionProblem& p, const DeviceInfo& device) const override {
@@ -95,7 +151,7 @@ class ForwardSm90 final : public ForwardVariant {
   }
 
   TileShape tile(const AttentionProblem& p) const override {
-    const ForwardShape shape = shape_of(p);
+    const ForwardShape shape = form_of(p).shape;
     return {shape.rows(), shape.keys};
   }
 
@@ -106,50 +162,22 @@ class ForwardSm90 final : public ForwardVariant {
   }
 
   std::vector<KernelText> texts(const AttentionProblem& p) const override {
-    const ForwardShape shape = shape_of(p);
-    std::vector<KernelText> all = {text(p)};
-    if (has_map(kind_of(p))) all.push_back(map_text(shape.rows(), shape.keys, false));
-    return all;
+    return texts(p, form_of(p));
   }
-
-  static KernelText text(const AttentionProblem& p) {
-    const std::string dims = std::to_string(rounded(p.D)) + ", " + std::to_string(rounded(p.Dv));
-    const char *const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16", *const kind =
-                                                                                      text_of(
-                                                                                          kind_of(
-                                                                                              p));
-    const ScoreOptions options = options_of(p);
-    std::string key;
-    key.reserve(256);
-    key.append("fwd_sm90 ").append(type).append(", ").append(dims).append(", ");
-    key.append(text_of(options)).append(", ").append(kind);
-    return {std::move(key),
-            [=] {
-              return R"(
-#include "cuda/variant/fwd_sm90.cuh"
-namespace jali::cuda {
-constexpr ScoreOptions kOptions = )" +
-                     text_of(options) + R"(;
-extern "C" __global__ void __launch_bounds__(forward_shape()" +
-                     dims + ", kOptions, " + kind + R"().threads(), 1)
-    forward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
-            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap out,
-            const __grid_constant__ ForwardArgs a, const __grid_constant__ M mask) {
-  Forward<)" + std::string(type) +
-                     ", " + dims + ", M, kOptions, " + kind + R"(>::run(q, k, v, out, a, mask);
-}
-}  // namespace jali::cuda
-)";
-            },
-            options == ScoreOptions{} && p.D > 64 && kind_of(p) <= MaskKind::kLight, 1};
+  std::vector<KernelText> texts_of_any_length(const AttentionProblem& p) const override {
+    const Form form(p, false);
+    std::vector<KernelText> all = texts(p, form);
+    if (form.large()) all.push_back(text(p, Form(p, true)));
+    return all;
   }
 
   void run(Call& call, const HeadView& out, const HeadView& lse) const override {
     const AttentionProblem& p = call.problem();
-    const i32 kD = rounded(p.D), kDv = rounded(p.Dv);
-    const ForwardShape shape = shape_of(p);
-    const int shared = shape.shared_bytes(kD, kDv);
-    const Kernel& kernel = call.kernel(text(p), "forward", shared, [&] { return texts(p); });
+    const Form form = form_of(p);
+    const ForwardShape& shape = form.shape;
+    const int shared = shape.shared_bytes(form.kD, form.kDv);
+    const Kernel& kernel =
+        call.kernel(text(p, form), "forward", shared, [&] { return texts(p, form); });
     const i32 batches = p.varlen ? 1 : p.B;
     const i64 rows = p.varlen ? p.Tq : p.Lq, keys = p.varlen ? p.Tk : p.Lk;
     const TensorMap q = call.tensor_map("q", p.q, p.D, rows, 64);
@@ -160,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     ForwardArgs a;
     a.seq = call.sequences();
     a.scores = score_arguments(call);
-    if (options_of(p).bounded) set_tanh(a.scores, p.scale, p.softcap);
+    if (form.options.bounded) set_tanh(a.scores, p.scale, p.softcap);
     a.D = p.D;
     a.Dv = p.Dv;
     a.q = p.q.data;
@@ -171,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
     a.heads = batches * p.Hq;
     a.num_tiles = a.tiles_per_head * a.heads;
     a.num_blocks = min_of(a.num_tiles, call.device().num_sms);
-    const bool mapped = has_map(kind_of(p));
+    const bool mapped = has_map(form.mask);
     a.section = forward_section(a.heads, a.seq.group, a.tiles_per_head, 2 * keys * (p.D + p.Dv),
                                 reach_of(*p.mask, mapped, p.cut()));
     const i32 last = heads_by_length(a.heads, a.tiles_per_head, call.device().num_sms);
@@ -189,8 +217,41 @@ extern "C" __global__ void __launch_bounds__(forward_shape()" +
   }
 
  private:
-  static ForwardShape shape_of(const AttentionProblem& p) {
-    return forward_shape(rounded(p.D), rounded(p.Dv), options_of(p), kind_of(p));
+  static std::vector<KernelText> texts(const AttentionProblem& p, const Form& form) {
+    std::vector<KernelText> all = {text(p, form)};
+    if (has_map(form.mask)) all.push_back(map_text(form.shape.rows(), form.shape.keys, false));
+    return all;
+  }
+  static KernelText text(const AttentionProblem& p, const Form& form) {
+    const std::string dims = std::to_string(form.kD) + ", " + std::to_string(form.kDv);
+    const std::string options = text_of(form.options);
+    const char* const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16";
+    const char* const mask = text_of(form.mask);
+    std::string key;
+    key.reserve(256);
+    key.append("fwd_sm90 ").append(type).append(", ").append(dims).append(", ");
+    key.append(options).append(", ").append(mask).append(form.small ? ", small" : "");
+    return {std::move(key),
+            [=] {
+              return R"(
+#include "cuda/variant/fwd_sm90.cuh"
+namespace jali::cuda {
+constexpr ScoreOptions kOptions = )" +
+                     options + R"(;
+constexpr ForwardShape kShape = forward_shape()" +
+                     dims + ", kOptions, " + mask + (form.small ? ", true" : "") + R"();
+extern "C" __global__ void __launch_bounds__(kShape.threads(), 1)
+    forward(const __grid_constant__ ptx::TensorMap q, const __grid_constant__ ptx::TensorMap k,
+            const __grid_constant__ ptx::TensorMap v, const __grid_constant__ ptx::TensorMap out,
+            const __grid_constant__ ForwardArgs a, const __grid_constant__ M mask) {
+  Forward<)" + std::string(type) +
+                     ", " + dims + ", M, kOptions, " + mask +
+                     R"(, kShape>::run(q, k, v, out, a, mask);
+}
+}  // namespace jali::cuda
+)";
+            },
+            form.options == ScoreOptions{} && p.D > 64 && !has_map(form.mask), 1};
   }
 
   /// The kernel always writes the LSE.

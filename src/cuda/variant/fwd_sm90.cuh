@@ -36,14 +36,15 @@
 
 namespace jali::cuda {
 
-/// The shape for kD and kDv, multiples of 16 up to 256. PERF: TFLOP/s on one H200, 16K tokens.
-constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask) {
+/// The shape for kD and kDv, multiples of 16 up to 256. Up to 64, tiles may be large, of 192 rows, or under a light mask of
+/// 192 keys; small: none is, for calls that would leave much of them empty. PERF: TFLOP/s on one H200, 16K tokens.
+constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, MaskKind mask,
+                                     bool small = false) {
   ForwardShape s;
   const bool bias = options.bias != BiasType::kNone;
   const bool of_keys = options.key_bias != BiasType::kNone;
   const bool lean = !options.per_cell();  // few registers beside the tiles
-  const bool tiny = kD <= 32 && kDv <= 32;
-  const bool small = kD <= 64 && kDv <= 64 && kD > 32 && kDv > 32;
+  const bool narrow = kD <= 64 && kDv <= 64;
   // What registers lack room for beside what a mask needs.
   const bool many = options.alibi || (options.softcap && !options.bounded) || options.any_scale;
   // What the tensor cores add for keys leaves registers, too. PERF: a bias of keys at D64 1.51 to 1.09 of the time
@@ -51,23 +52,26 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   const bool adds = of_keys && !bias && !options.dropout && multiplies_added(options);
   // Dropout alone, too. PERF: 0.94 of the time of two.
   const bool drops = options.dropout && !options.adjusts();
-  if (mask == MaskKind::kNone && ((small && (lean || adds || drops)) || (tiny && lean))) {
-    // D64 517, with two 460; with tiles of 192 keys 504, 1K tokens 5 % less; D32 0.90 of the time of two, 512 tokens 0.96.
+  const bool three = mask == MaskKind::kNone && narrow && (lean || adds || drops);
+  if (three && !small) {
+    // D64 517, with two 460; with tiles of 192 keys 504, 1K tokens 5 % less; D32 0.90 of the time of two, 512 tokens 0.96,
+    // a bias of keys 0.86, dropout 0.88.
     s.warpgroups = 3;
     s.turns = Turns::kIssued;
     s.loader_registers = 32;
     s.consumer_registers = 160;
   }
   // Or two may fall into step, and then wait for the tensor cores together. PERF: causal D96 2.28, not
-  // 2.65 million cycles, D128 1K 2 % less time; dense D128 4 % more, random blocks 3 %. D32, each until its S is there,
-  // windows 0.92, 1K causal 0.945, 16K causal 0.935, 12 causal documents 0.97, until its products are issued 0.98, 0.965,
-  // 0.955 and 1.00; three warpgroups 0.98, 1.15, 0.88 and 0.89.
-  if (mask == MaskKind::kLight && kD <= 128 && kDv <= 128 && !many &&
-      ((lean && (kD > 64 || small || tiny)) || (adds && kD > 32 && kD <= 96))) {
-    s.turns = tiny ? Turns::kScored : Turns::kIssued;
+  // 2.65 million cycles, D128 1K 2 % less time; dense D128 4 % more, random blocks 3 %. Up to D48 each until its S is
+  // there: windows of 1024 0.94 of the time, 16K causal 0.98; D64 1.02.
+  if ((three && small && !options.dropout) ||
+      (mask == MaskKind::kLight && kD <= 128 && kDv <= 128 && !many &&
+       ((lean && (kD > 64 || narrow)) || (adds && kD > 32 && kD <= 96)))) {
+    s.turns = small || kD <= 48 ? Turns::kScored : Turns::kIssued;
     // PERF: three warpgroups lack registers for guessed maxima beside a mask. Two with tiles of 192 keys take 0.87 to 0.89
-    // of their time (causal, documents; windows 0.97 to 0.98, softcap 1.01), with tiles of 128 keys 0.92 to 0.94.
-    if (lean && small) {
+    // of their time (causal, documents; softcap 1.01), with tiles of 128 keys 0.92 to 0.94. D32, tiles of 192 keys in place
+    // of 128: 16K causal 0.91, 12 causal documents of 32K 0.92.
+    if (narrow && lean && !small) {
       s.keys = 192;
       s.loader_registers = 40;
       s.consumer_registers = 232;
@@ -188,7 +192,7 @@ using namespace ptx;
 
 /// T: BF16 or FP16. M: the mask. kMask: what it asks, as the host says.
 template <class T, i32 kD, i32 kDv, class M, ScoreOptions kOptions, MaskKind kMask,
-          ForwardShape kShape = forward_shape(kD, kDv, kOptions, kMask)>
+          ForwardShape kShape>
 struct Forward {
   using Tiles = tile::ForwardTiles<T, kD, kDv, M, kOptions, kMask, kShape>;
   using Shared = typename Tiles::Shared;
