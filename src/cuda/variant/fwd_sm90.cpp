@@ -93,8 +93,8 @@ struct Form {
 /// Whether large tiles would be empty for a good part. Where sequences are cut, pieces count by their mean length.
 /// PERF: time of small tiles over that of large ones, D64: 197, 256, 512, 577, 1024 rows, which large ones do not fit, 0.79,
 /// 0.79, 0.98, 0.91, 0.97; 384, 768, 1536, which both fit, 1.14, 1.09, 1.07. Windows of 256, 512, 1024, 2048, 4096 keys 0.75,
-/// 0.81, 0.90, 0.96, 1.005; 1K, 2K, 4K, 8K causal tokens, of which a row sees half, 0.89, 0.97, 1.01, 1.03. D48 0.79 to
-/// 1.11; 0.70, 0.76, 0.85, 0.965, 1.00; 0.87, 0.94, 0.98, 0.99.
+/// 0.81, 0.90, 0.96, 1.005; 1K, 2K, 4K, 8K causal tokens, of which a row sees half, 0.89, 0.97, 1.01, 1.03. D48: these
+/// windows 0.70, 0.76, 0.85, 0.965, 1.00; causal 0.87, 0.94, 0.98, 0.99. A bias of keys: 1024 rows 1.03.
 bool large_tiles_waste(const AttentionProblem& p, const ForwardShape& large) {
   constexpr i64 kFewKeys = 2048;
   const i64 pieces = max_of(p.varlen ? p.B : p.documents ? p.documents->length - 1 : 1, 1);
