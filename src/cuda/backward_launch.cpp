@@ -8,8 +8,6 @@
 namespace jali::cuda {
 namespace {
 
-i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
-
 /// What the kernels are compiled for; they have no loads of pairs of floats. PERF: nor, beside turns, of
 /// eights where the gradient is wanted: that would spill.
 ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& grads) {
@@ -23,10 +21,7 @@ ScoreOptions backward_options(const AttentionProblem& p, const BackwardViews& gr
 /// decide, which nobody has read.
 bool seen_by_many(const AttentionProblem& p, i64 rows, i64 keys) {
   if (!p.mask->numbers_alone() || keys < 1) return true;
-  Frame f;
-  f.num_rows = static_cast<i32>(rows);
-  f.num_keys = static_cast<i32>(keys);
-  f.q_offset = static_cast<i32>(keys - rows);
+  const Frame f = frame_of(p, rows, keys);
   const i32 key = clamp_to(f.q_offset + f.num_rows / 2, 0, f.num_keys - 1);
   MaskCursor cursor(*p.mask, f);
   cursor.set_cols(key, key + 1);
@@ -122,9 +117,9 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& gra
   Fit fit;
   fit.reason = sm90_refusal(p, device);
   if (!fit.reason.empty()) return fit;
-  if (!fits_dims(rounded(p.D), rounded(p.Dv))) {
+  if (!fits_dims(kernel_dim(p.D), kernel_dim(p.Dv))) {
     fit.reason = std::string(file()) + " takes other head dims, the largest 256";
-  } else if (!fits_options(rounded(p.D), rounded(p.Dv), backward_options(p, grads),
+  } else if (!fits_options(kernel_dim(p.D), kernel_dim(p.Dv), backward_options(p, grads),
                            bias_gradients(p, grads), p.deterministic)) {
     fit.reason = std::string(file()) + " leaves such options to another kernel";
   } else if (p.deterministic && !cells_in_order(p, grads)) {
@@ -143,7 +138,7 @@ Fit BackwardSm90Launch::fits(const AttentionProblem& p, const BackwardViews& gra
 std::vector<KernelText> BackwardSm90Launch::texts(const AttentionProblem& p,
                                                   const BackwardViews& grads) const {
   const BackwardTile tile =
-      this->tile(rounded(p.D), rounded(p.Dv), backward_options(p, grads), p.deterministic);
+      this->tile(kernel_dim(p.D), kernel_dim(p.Dv), backward_options(p, grads), p.deterministic);
   std::vector<KernelText> all = {text(p, grads)};
   if (has_maps(p)) {
     all.push_back(map_text(tile.rows, tile.keys, true));
@@ -156,7 +151,7 @@ KernelText BackwardSm90Launch::text(const AttentionProblem& p, const BackwardVie
   const char* const type = p.dtype == DType::kBF16 ? "ptx::BF16" : "ptx::FP16";
   ScoreOptions options = backward_options(p, grads);
   const BiasGradients wanted = bias_gradients(p, grads);
-  const i32 D = rounded(p.D), Dv = rounded(p.Dv);
+  const i32 D = kernel_dim(p.D), Dv = kernel_dim(p.Dv);
   options.saturates = options.dropout && saturates(DropoutRule(dropout_threshold(p.dropout_p))) &&
                       tells_by_differences(D, Dv, options, p.deterministic);
   const bool deterministic = p.deterministic, forces_map = p.forces_map();
@@ -200,7 +195,7 @@ void BackwardSm90Launch::run(Call& call, const HeadView& out, const HeadView& ls
                              const HeadView& dout, const HeadView& dlse,
                              const BackwardViews& grads) const {
   const AttentionProblem& p = call.problem();
-  const i32 D = rounded(p.D), Dv = rounded(p.Dv);
+  const i32 D = kernel_dim(p.D), Dv = kernel_dim(p.Dv);
   const ScoreOptions options = backward_options(p, grads);
   const BackwardTile tile = this->tile(D, Dv, options, p.deterministic);
   const KernelText module = text(p, grads);

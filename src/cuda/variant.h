@@ -26,6 +26,20 @@ inline std::string map_refusal(const AttentionProblem& problem, bool needs_map) 
          "or call are looked up in a map; unset it";
 }
 
+/// What kernels are compiled for in place of a head dim.
+inline i32 kernel_dim(i32 dim) { return ceil_div(dim, 16) * 16; }
+
+/// A sequence of so many rows and keys, as far as numbers say: for masks of numbers_alone().
+inline Frame frame_of(const AttentionProblem& problem, i64 rows, i64 keys) {
+  Frame f;
+  f.num_rows = static_cast<i32>(min_of<i64>(rows, kFar));
+  f.num_keys = static_cast<i32>(min_of<i64>(keys, kFar));
+  const IntParam& offset = problem.mask->shape().q_offset;
+  const bool given = offset.tag == IntParam::Tag::kNumber;
+  f.q_offset = given ? static_cast<i32>(offset.number) : f.num_keys - f.num_rows;
+  return f;
+}
+
 class ForwardVariant {
  public:
   virtual ~ForwardVariant() = default;

@@ -191,7 +191,7 @@ std::optional<TokenTable<i32>> BoundMask::take_documents(i64 most) {
   const i64 largest = kMaxLength / max_of(num_batches_, 1);
   if (num < 1 || num > most || documents.stride_l != 1 || documents.stride_b > largest) return {};
   leaves_.erase(leaves_.begin() + found);
-  --num_tables_;
+  --num_tables_;       // its only one
   summaries_.clear();  // relative leaves have none
   nodes_.clear();
   for (i32 n = 0; n < static_cast<i32>(leaves_.size()); ++n) {

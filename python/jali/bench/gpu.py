@@ -392,10 +392,10 @@ def over_length(report: Report, rounds: int) -> list[Curve]:
     print("\nSpeed over the length, forward, d128 H16, 16K tokens in all; TFLOP/s")
     lengths = [1024, 2048, 4096, 8192, 16384]
     curves: dict[str, list[float]] = {}
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION}
     for length in lengths:
         problem = Problem(16384 // length, 16, 16, length, 128, 128)
         for kind, causal in (("dense", False), ("causal", True)):
-            backends = {"cudnn": SDPBackend.CUDNN_ATTENTION}
             for name, speed in speeds(problem, causal, backends, rounds, False).items():
                 curves.setdefault(f"{name} {kind}", []).append(speed)
                 report.add(Result("length", f"{name} {kind} {length}", speed, "TFLOP/s"))

@@ -14,8 +14,6 @@ namespace {
 
 constexpr i32 kMaxHeadDim = 256;
 
-i32 rounded(i32 dim) { return ceil_div(dim, 16) * 16; }
-
 MaskKind kind_of(const AttentionProblem& p) {
   if (p.mask->trivial()) return MaskKind::kNone;
   i32 row_bytes = 0;
@@ -79,13 +77,14 @@ struct Form {
   bool small;  // tiles, see forward_shape()
   ForwardShape shape;
 
-  Form(const AttentionProblem& p, bool small_tiles)
-      : kD(rounded(p.D)),
-        kDv(rounded(p.Dv)),
-        options(options_of(p)),
-        mask(kind_of(p)),
-        small(small_tiles),
-        shape(forward_shape(kD, kDv, options, mask, small)) {}
+  explicit Form(const AttentionProblem& p)
+      : kD(kernel_dim(p.D)), kDv(kernel_dim(p.Dv)), options(options_of(p)), mask(kind_of(p)) {
+    set_small(false);
+  }
+  void set_small(bool are_small) {
+    small = are_small;
+    shape = forward_shape(kD, kDv, options, mask, small);
+  }
   bool large() const { return shape.rows() > kSmallTile || shape.keys > kSmallTile; }
   static constexpr i32 kSmallTile = 128;
 };
@@ -107,23 +106,19 @@ bool large_tiles_waste(const AttentionProblem& p, const ForwardShape& large) {
   }
   if (!p.mask->numbers_alone() || rows < 1) return keys <= kFewKeys;
   // The row in the middle; of a piece of twice that length, since most of the work is in those that are longer.
-  Frame f;
-  f.num_rows = static_cast<i32>(min_of<i64>(p.cut() ? 2 * rows : rows, kFar));
-  f.num_keys = static_cast<i32>(min_of<i64>(p.cut() ? 2 * keys : keys, kFar));
-  const IntParam& offset = p.mask->shape().q_offset;
-  const bool given = offset.tag == IntParam::Tag::kNumber;
-  f.q_offset = given ? static_cast<i32>(offset.number) : f.num_keys - f.num_rows;
+  const i32 longer = p.cut() ? 2 : 1;
+  const Frame f = frame_of(p, longer * rows, longer * keys);
   MaskCursor cursor(*p.mask, f);
   cursor.set_rows(f.num_rows / 2, f.num_rows / 2 + 1);
   const Span seen = cursor.key_span();
   return seen.end - seen.begin <= kFewKeys;
 }
 Form form_of(const AttentionProblem& p) {
-  const Form form(p, false);
+  Form form(p);
   if (!form.large()) return form;
   const std::string size = forced({"small", "large"});
-  const bool small = size.empty() ? large_tiles_waste(p, form.shape) : size == "small";
-  return small ? Form(p, true) : form;
+  if (size.empty() ? large_tiles_waste(p, form.shape) : size == "small") form.set_small(true);
+  return form;
 }
 
 class ForwardSm90 final : public ForwardVariant {
@@ -165,9 +160,12 @@ class ForwardSm90 final : public ForwardVariant {
     return texts(p, form_of(p));
   }
   std::vector<KernelText> texts_of_any_length(const AttentionProblem& p) const override {
-    const Form form(p, false);
+    Form form(p);
     std::vector<KernelText> all = texts(p, form);
-    if (form.large()) all.push_back(text(p, Form(p, true)));
+    if (form.large()) {
+      form.set_small(true);
+      all.push_back(text(p, form));
+    }
     return all;
   }
 

@@ -52,8 +52,8 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   const bool adds = of_keys && !bias && !options.dropout && multiplies_added(options);
   // Dropout alone, too. PERF: 0.94 of the time of two.
   const bool drops = options.dropout && !options.adjusts();
-  const bool three = mask == MaskKind::kNone && narrow && (lean || adds || drops);
-  if (three && !small) {
+  const bool tall = mask == MaskKind::kNone && narrow && (lean || adds || drops);  // unless small
+  if (tall && !small) {
     // D64 517, with two 460; with tiles of 192 keys 504, 1K tokens 5 % less; D32 0.90 of the time of two, 512 tokens 0.96,
     // a bias of keys 0.86, dropout 0.88.
     s.warpgroups = 3;
@@ -64,7 +64,7 @@ constexpr ForwardShape forward_shape(i32 kD, i32 kDv, ScoreOptions options, Mask
   // Or two may fall into step, and then wait for the tensor cores together. PERF: causal D96 2.28, not
   // 2.65 million cycles, D128 1K 2 % less time; dense D128 4 % more, random blocks 3 %. Up to D48 each until its S is
   // there: windows of 1024 0.94 of the time, 16K causal 0.98; D64 1.02.
-  if ((three && small && !options.dropout) ||
+  if ((tall && small && !options.dropout) ||
       (mask == MaskKind::kLight && kD <= 128 && kDv <= 128 && !many &&
        ((lean && (kD > 64 || narrow)) || (adds && kD > 32 && kD <= 96)))) {
     s.turns = small || kD <= 48 ? Turns::kScored : Turns::kIssued;
